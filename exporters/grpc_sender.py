@@ -31,6 +31,8 @@ from exporters.send import Outcome, accepted, failed
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 #: Texts for a message beyond the receiver's limit (4 MiB by default): gRPC in Go and in C, and in Java.
 _TOO_LARGE = ("larger than max", "exceeds maximum size")
+#: Of a proxy in front, which refuses by HTTP; gRPC has no code for it (UNKNOWN).
+_TOO_LARGE_FOR_PROXY = "status: 413"
 _STUBS: dict[str, Any] = {"traces": TraceServiceStub, "metrics": MetricsServiceStub, "logs": LogsServiceStub}
 _OPTIONS = [("grpc.primary_user_agent", "tickscope"), ("grpc.max_reconnect_backoff_ms", 2000)]
 _POLL_S = 0.1
@@ -80,6 +82,7 @@ class _Signal:
         message = f"{code}: {error.details()}"[:200]
         retry = code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and requested_s > 0)
         too_large = code == "RESOURCE_EXHAUSTED" and any(words in message for words in _TOO_LARGE)
+        too_large |= code == "UNKNOWN" and message.endswith(_TOO_LARGE_FOR_PROXY)
         status = "too_large" if too_large else "retry" if retry else "refused"
         return Outcome(status, message=message, retry_after_s=requested_s)
 

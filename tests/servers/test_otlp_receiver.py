@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -490,6 +492,30 @@ def test_what_is_too_large_for_the_collector_is_sent_in_parts(kind: str, started
         assert sink.losses() == dict.fromkeys(sink.losses(), 0)
         assert (state["state"], state["last_error"], state["errors"]) == ("ok", "", {})
         assert set(state["max_request_bytes"]) == {"traces", "metrics"}  # type: ignore[call-overload]
+
+
+def test_what_is_too_large_for_a_proxy_before_a_grpc_collector_is_sent_in_parts(
+    started: list[OtlpExporter], tmp_path: Path
+) -> None:
+    """nginx answers by HTTP, with 413."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with StrictReceiver(grpc=True) as receiver:
+        (tmp_path / "nginx.conf").write_text(
+            f"""daemon off; pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}}
+            http {{ access_log off; client_body_temp_path {tmp_path}/body; server {{ listen 127.0.0.1:{port} http2;
+            client_max_body_size 4k; location / {{ grpc_pass grpc://127.0.0.1:{receiver.port}; }} }} }}"""
+        )
+        with subprocess.Popen(["nginx", "-c", tmp_path / "nginx.conf", "-e", tmp_path / "log"]) as nginx:
+            try:
+                sink = spans_only(f"http://127.0.0.1:{port}", protocol="grpc")
+                started.append(sink)
+                sink.offer(make("clock_change", 1009, t_ns=boot_ns(), kind=0))
+                until(lambda: len(receiver.spans) >= 1009, "all spans")
+                assert sink.losses() == dict.fromkeys(sink.losses(), 0)
+            finally:
+                nginx.terminate()
 
 
 @pytest.mark.parametrize("kind", LIMITED)
