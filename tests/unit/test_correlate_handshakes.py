@@ -12,7 +12,9 @@ UNTIL = 60
 BAD = np.arange(30, 36, 0.25)
 
 
-def handshakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3) -> None:
+def handshakes(
+    host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3, comm: bytes = b"curl"
+) -> None:
     own = (
         {"peer": np.frombuffer(API, "V18")}
         if role == "client"
@@ -28,7 +30,7 @@ def handshakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str
         t_ns=T0 + (at * S).astype(np.int64),
         pid=APP_PID,
         proc_start_ns=START,
-        comm=b"curl",
+        comm=comm,
         netns=1,
         role=code("tls_handshake", "role", role),
         result=code("tls_handshake", "result", "ok" if error is None else "failed"),
@@ -54,14 +56,31 @@ def test_a_certificate_that_expired() -> None:
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("handshake_failures", "tls", "certificate")
     assert (one["culprit_object"], one["state"]) == ("10.0.0.2:443", "closed")
     assert "Up to 100 % of the TLS handshakes with 10.0.0.2:443 failed" in str(one["sentence"])
-    assert "TLS handshakes with it failed, mostly with: certificate: expired" in str(one["sentence"])
+    assert "because its certificate was refused in 24 TLS handshakes: expired" in str(one["sentence"])
 
 
 def test_its_clients_know_better_than_the_server_why() -> None:
     host = service(b"certificate: wrong host name")
     handshakes(host, BAD + 0.01, b"handshake failed", role="server")
     (one,) = latest(run(host, UNTIL))
-    assert "certificate: wrong host name" in str(one["sentence"])
+    assert "its certificate was refused in 24 TLS handshakes: wrong host name" in str(one["sentence"])
+
+
+@pytest.mark.parametrize(("seen_by_client", "here"), [(None, True), (b"handshake failed", True), (None, False)])
+def test_a_client_whose_certificate_expired_is_named(seen_by_client: bytes | None, here: bool) -> None:
+    """With TLS 1.3 its handshake succeeds, and it is refused afterwards."""
+    host = service(None)
+    handshakes(host, BAD + 0.01, b"certificate: expired", role="server", comm=b"ledger")
+    handshakes(host, BAD, seen_by_client)
+    if here:
+        at, to = T0 + (BAD * S).astype(np.int64), np.frombuffer(API, "V18")
+        ok = code("tcp_connect", "result", "ok")
+        host.add("tcp_connect", len(BAD), t_ns=at, pid=9, comm=b"curl", netns=1, peer=to, result=ok, duration_ns=MS)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["cause"], one["cause_detail"]) == ("tls", "certificate")
+    who = "client curl" if here else "clients"
+    words = f"because ledger pid {APP_PID} refused the certificate of its {who} in 24 TLS handshakes: expired"
+    assert words in str(one["sentence"])
 
 
 def test_a_busy_server_whose_clients_are_elsewhere() -> None:

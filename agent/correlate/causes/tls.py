@@ -14,9 +14,9 @@ from agent.correlate.handshakes import FAILED, SERVER, served_at
 from agent.correlate.handshakes import READS as HANDSHAKE_READS
 from agent.correlate.local import in_netns
 from agent.correlate.peer_path import peer_path
-from agent.correlate.view import View, place
+from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import HANDSHAKES, PEERS, SHARE, on_peers, spent
-from agent.correlate.words import peer, render, span, text, value
+from agent.correlate.words import peer, process, render, span, text, value
 
 _CERTIFICATE = "certificate: "
 _MOST = 8  # processes that are examined
@@ -94,20 +94,36 @@ def _with(raw: bytes, netns: int | None) -> str:
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """From the errors of its clients, if they are on this host, since these give the reason."""
+    """From the errors of its clients, if they are on this host, since these give the reason; where the server refused
+    the certificates of its clients, it alone knows why.
+    """
     netns, raw = cast("tuple[int, bytes]", episode.key)
     rows = in_netns(view.during("tls_handshake", episode), netns)
     rows = rows[(rows["result"] == FAILED) & (served_at(rows) == np.frombuffer(raw, "V18")[0])]
     if not len(rows):
         return
-    asking = rows[rows["role"] != SERVER]
-    rows = asking if len(asking) else rows
+    asking, refused = rows[rows["role"] != SERVER], rows[_by_certificate(rows)]
+    if len(refused) and (refused["role"] == SERVER).all():
+        rows = refused
+    elif len(asking):
+        rows = asking
     why, many = np.unique(rows["error"][rows["error"] != b""], return_counts=True)
     reason = text(why[np.argmax(many)]) if len(why) else ""
-    name = peer(raw)
-    words = render(
-        "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
-    )
+    name, n = peer(raw), value(len(rows), "TLS handshake")
+    if not reason.startswith(_CERTIFICATE):
+        words = render("{n} with it failed{why}", n=n, why=f", mostly with: {reason}" if reason else "")
+    elif rows["role"][0] == SERVER:
+        connects = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
+        clients = np.unique(connects["comm"])
+        words = render(
+            "{server} refused the certificate of {client} in {n}: {why}",
+            server=process(text(rows["comm"][0]), int(rows["pid"][0])),
+            client=f"its client {text(clients[0])}" if len(clients) == 1 else "its clients",
+            n=n,
+            why=reason.removeprefix(_CERTIFICATE),
+        )
+    else:
+        words = render("its certificate was refused in {n}: {why}", n=n, why=reason.removeprefix(_CERTIFICATE))
     entry = item(
         "tls_handshake", "handshakes failed", len(rows), "", column="result", error=reason, keys={"peer": name}
     )
@@ -120,6 +136,10 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         "certificate" if reason.startswith(_CERTIFICATE) else "",
         Culprit(object=name),
     )
+
+
+def _by_certificate(rows: np.ndarray) -> np.ndarray:
+    return np.asarray(np.char.startswith(rows["error"], _CERTIFICATE.encode()))
 
 
 CAUSE = Cause(
