@@ -122,14 +122,12 @@ class Password:
         try:
             found = _text(Path(self.file))
         except PermissionError:
-            raise ValueError(
-                f"password_file {self.file}: Permission denied: chgrp tickscope and chmod 640 it"
-            ) from None
+            raise ValueError(f"password_file: Permission denied: chgrp tickscope, chmod 640 {self.file}") from None
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "no text"
-            raise ValueError(f"password_file {self.file}: {why}") from None
+            raise ValueError(f"password_file: {why}: {self.file}") from None
         if not found:
-            raise ValueError(f"password_file {self.file}: it is empty")
+            raise ValueError(f"password_file: it is empty: {self.file}")
         return found
 
     def _credential(self) -> str:

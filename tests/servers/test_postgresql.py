@@ -620,7 +620,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         ("watch:s3cret@127.0.0.1:{}/postgres?sslmode=require", {}, "", ""),
         ("watch:no@127.0.0.1:{}/postgres", {}, "login", "password authentication failed"),
         ("watch@127.0.0.1:{}/postgres", {}, "login", "no password supplied"),
-        ("watch@127.0.0.1:{}/postgres", {"password_file": "none"}, "login", "none: No such file"),
+        ("watch@127.0.0.1:{}/postgres", {"password_file": "none"}, "login", "No such file"),
         ("watch:s3cret@127.0.0.1:{}/none", {}, "login", 'database "none" does not exist'),
         ("watch:s3cret@127.0.0.1:{}/postgres?sslmode=disable", {}, "login", "no encryption"),
         ("watch:s3cret@127.0.0.1:{}/postgres", {"ca_file": "other.pem"}, "login", "certificate verify failed"),

@@ -213,8 +213,8 @@ def test_age_of_the_first_message_that_has_a_time(rabbit: Rabbit) -> None:
     rabbit.declare("dated")
     rabbit.publish("dated", 3, timestamp=int(time.time()) - 60)
     queue = source(rabbit.url)
-    row = until(queue, "dated", lambda row: not isnan(row["oldest_undelivered_s"]))
-    assert 60 <= row["oldest_undelivered_s"] < 180
+    row = until(queue, "dated", lambda row: row["oldest_undelivered_s"] >= 60)  # before, as long as it was seen
+    assert row["oldest_undelivered_s"] < 180
     rabbit.declare("undated")
     rabbit.publish("undated", 3)
     assert not counted(queue, "undated", 3, 0, 0)["oldest_undelivered_s"] >= 60

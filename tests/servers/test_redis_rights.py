@@ -50,7 +50,7 @@ def test_the_rights_of_the_docs_are_enough_and_each_is_needed(redis: Redis) -> N
 #: The refused command, and the columns that are then unknown; all others are as with all rights.
 REFUSED = {
     "xpending": {"oldest_pending_s", "redelivered", "pending_deleted", "holder"},
-    "xrange": {"lag_at_least", "lag_messages", "exact", "inexact_reason", "oldest_undelivered_s", "lag_s"},
+    "xrange": {"removed", "lag_at_least", "lag_messages", "exact", "inexact_reason", "oldest_undelivered_s", "lag_s"},
     "time": {"oldest_undelivered_s", "oldest_pending_s", "lag_s"},
     "info": {
         *("server_role", "memory_bytes", "clients", "clients_limit", "clients_refused", "errors", "errors_per_s"),
