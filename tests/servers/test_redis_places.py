@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -100,6 +101,13 @@ def of_groups(rows: Any) -> dict[bytes, tuple[bytes, int, bytes]]:
     }
 
 
+def _replicated(primary: Redis) -> bool:
+    """Whether its replica has all that it has."""
+    found = cli(primary.port, "info", "replication")
+    offset = re.search(r"master_repl_offset:(\d+)", found)
+    return offset is not None and f"state=online,offset={offset[1]}," in found
+
+
 @pytest.mark.parametrize("query", ["", "?streams=" + ",".join(NAMES)])
 def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[Redis], query: str) -> None:
     port = cluster[0].port
@@ -117,6 +125,7 @@ def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[
     assert of_groups(rows) == truth
     assert len({row["peer"].tobytes() for row in rows}) == 3
     killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
+    until(lambda: _replicated(killed))  # else data are lost
     its = {row["destination"] for row in rows if row["peer"].tobytes()[16:] == killed.port.to_bytes(2, "little")}
     assert its
     killed.stop()
