@@ -105,7 +105,8 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     client.close()
     rows = agent.rows("clock_change", "kind = 'step' AND abs(size_ns) < 5000", 2)
     assert [r["direction"] for r in rows] == ["forward", "backward"]
-    assert agent.json("findings")["rows"] == []  # below the threshold, and no limiter near
+    jumps = [row for row in agent.json("findings")["rows"] if row["symptom"] == "clock_jump"]
+    assert jumps == []  # below the threshold, and no limiter near; other tests have findings of their own
     agent.stop()
     assert not os.path.exists(f"/proc/{hook['pid']}")
 
