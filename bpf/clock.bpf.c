@@ -25,7 +25,7 @@ struct clock_step {
 struct clock_call {
 	struct clock_event e;
 	u64 timex;		/* user address, read again at the return */
-	u64 sp;
+	u64 stack;
 	u64 depth;
 };
 
@@ -57,7 +57,7 @@ static __always_inline bool clock_in_interrupt(void *ctx)
 {
 	u64 at = 0;	/* read, since the verifier forbids arithmetic with a pointer to the context */
 	bpf_probe_read_kernel(&at, sizeof(at), &ctx);
-	return at - (u64)PTR((void *)bpf_get_current_task(), task_struct, stack) >= CLOCK_STACK_BYTES;
+	return at - (u64)PTR((void *)bpf_get_current_task(), task_struct, stack) >= TASK_STACK_BYTES;
 }
 
 static __always_inline void clock_emit(struct clock_event *e)
@@ -151,28 +151,28 @@ static __always_inline int clock_enter(struct pt_regs *regs, u32 nr, u64 timex)
 	on_own_stack(regs);
 	u32 tid = bpf_get_current_pid_tgid();
 	struct clock_call *outer = clock_calls.lookup(&tid);
-	if (outer && regs->CLOCK_SP <= outer->sp && bpf_ktime_get_boot_ns() - outer->e.start_ns < CLOCK_CALL_NS) {
+	if (outer && reg_stack(regs) <= outer->stack && bpf_ktime_get_boot_ns() - outer->e.start_ns < CLOCK_CALL_NS) {
 		outer->depth++;
 		outer->e.nr = nr;
 		return 0;
 	}
 	struct clock_call c = {};
-	if (!clock_describe(&c.e, nr, regs->CLOCK_ARG1, regs->CLOCK_ARG2))
+	if (!clock_describe(&c.e, nr, reg_arg1(regs), reg_arg2(regs)))
 		return 0;
 	c.e.source = CLOCK_LIBC;
 	c.timex = timex;
-	c.sp = regs->CLOCK_SP;
+	c.stack = reg_stack(regs);
 	clock_read(&c.e.tai_boot_before_ns, &c.e.before_err_ns);
 	if (clock_calls.update(&tid, &c))
 		lose(LOST_clock_events);
 	return 0;
 }
 
-int clock_in_settime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_SETTIME, 0); }
-int clock_in_settimeofday(struct pt_regs *regs) { return clock_enter(regs, CLOCK_SETTIMEOFDAY, 0); }
+int clock_in_settime(struct pt_regs *regs) { return clock_enter(regs, NR_clock_settime, 0); }
+int clock_in_settimeofday(struct pt_regs *regs) { return clock_enter(regs, NR_settimeofday, 0); }
 int clock_in_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_LIBC_ADJTIME, 0); }
-int clock_in_adjtimex(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIMEX, regs->CLOCK_ARG1); }
-int clock_in_clock_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIME, regs->CLOCK_ARG2); }
+int clock_in_adjtimex(struct pt_regs *regs) { return clock_enter(regs, NR_adjtimex, reg_arg1(regs)); }
+int clock_in_clock_adjtime(struct pt_regs *regs) { return clock_enter(regs, NR_clock_adjtime, reg_arg2(regs)); }
 
 /* Whether the current task may set the host's clock: a user namespace's own root may not. */
 static __always_inline bool clock_may(void)
@@ -201,7 +201,7 @@ int clock_out(struct pt_regs *regs)
 	c->e.t_ns = bpf_ktime_get_boot_ns();
 	/* errno cannot be read here: a bad pointer is known, all other errors are EINVAL. Without the privilege the call has
 	 * failed, whatever the program's own copy of the library returns. */
-	c->e.ret = !clock_may() ? CLOCK_EPERM : (s32)regs->CLOCK_RET >= 0 ? 0 : c->e.ret ? c->e.ret : -22;
+	c->e.ret = !clock_may() ? CLOCK_EPERM : (s32)reg_return(regs) >= 0 ? 0 : c->e.ret ? c->e.ret : -22;
 	if (c->timex && !c->e.ret && !bpf_probe_read_user(&tx, sizeof(tx), (void *)c->timex)) {
 		c->e.freq_after = tx.freq;
 		c->e.tick_after = tx.tick;

@@ -1,30 +1,7 @@
 /* Calls on a clock: records of who requests what, and reading a call's registers and structs, also of 32-bit programs.
  * First in the family of bpf/clock.bpf.c. */
 
-#if defined(__x86_64__)
-#define CLOCK_SETTIMEOFDAY 164
-#define CLOCK_ADJTIMEX 159
-#define CLOCK_SETTIME 227
-#define CLOCK_ADJTIME 305
-#define CLOCK_ARG1 di
-#define CLOCK_ARG2 si
-#define CLOCK_NR orig_ax
-#define CLOCK_SP sp
-#define CLOCK_RET ax
-#elif defined(__aarch64__)
-#define CLOCK_SETTIMEOFDAY 170
-#define CLOCK_ADJTIMEX 171
-#define CLOCK_SETTIME 112
-#define CLOCK_ADJTIME 266
-#define CLOCK_ARG1 regs[0]
-#define CLOCK_ARG2 regs[1]
-#define CLOCK_NR syscallno
-#define CLOCK_SP sp
-#define CLOCK_RET regs[0]
-#endif
-#define CLOCK_STIME32 25		/* of 32-bit programs only: whole seconds */
 #define CLOCK_LIBC_ADJTIME 0xfffe	/* adjtime(3), which is no system call */
-#define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
 #define CLOCK_CAP_SYS_TIME 25
 #define CLOCK_EPERM (-1)
 #define CLOCK_EACH_NS 62500000	/* of a user's refused attempts; a call may be seen twice */
@@ -35,7 +12,6 @@
 #else
 #define CLOCK_ASK_CAP 2
 #endif
-#define CLOCK_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
 #define CLOCK_NOISE_NS 300	/* larger than the difference of two readings of an unmoved offset */
 #define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry has missed its return */
 
@@ -84,44 +60,21 @@ struct clock_timex32 {
 #define ADJ_ADJTIME_BIT 0x8000
 #define ADJ_READONLY_BIT 0x2000
 
-/* The registers with which the current task entered the kernel. */
-static __always_inline void *clock_regs(void)
-{
-#if FUNC_task_pt_regs
-	return (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
-#else
-	void *task = (void *)bpf_get_current_task();
-	return (char *)PTR(task, task_struct, stack) + CLOCK_STACK_BYTES - sizeof(struct pt_regs);
-#endif
-}
-
-#define CLOCK_READ_REG(dst, regs, name) \
-	bpf_probe_read_kernel(&(dst), sizeof(dst), (char *)(regs) + __builtin_offsetof(struct pt_regs, name))
-
-static __always_inline bool clock_in_compat(void)
-{
-	u32 status = 0;
-#if HAS_thread_info__status && defined(__x86_64__)
-	GET(status, (void *)bpf_get_current_task(), thread_info, status);
-#endif
-	return status & CLOCK_TS_COMPAT;
-}
-
 /* The 64-bit number of a 32-bit program's call; 0 for other calls. */
 static __always_inline u32 clock_compat(u32 nr)
 {
 	switch (nr) {
-	case 264:
-	case 404:
-		return CLOCK_SETTIME;
-	case 343:
-	case 405:
-		return CLOCK_ADJTIME;
-	case CLOCK_STIME32:
-	case 79:
-		return CLOCK_SETTIMEOFDAY;
-	case 124:
-		return CLOCK_ADJTIMEX;
+	case COMPAT_NR_clock_settime:
+	case COMPAT_NR_clock_settime64:
+		return NR_clock_settime;
+	case COMPAT_NR_clock_adjtime:
+	case COMPAT_NR_clock_adjtime64:
+		return NR_clock_adjtime;
+	case COMPAT_NR_stime:
+	case COMPAT_NR_settimeofday:
+		return NR_settimeofday;
+	case COMPAT_NR_adjtimex:
+		return NR_adjtimex;
 	}
 	return 0;
 }
@@ -196,13 +149,13 @@ static __always_inline bool clock_changes(struct clock_event *e)
 static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 arg1, u64 arg2)
 {
 	clock_describe_who(e, nr);
-	if (nr == CLOCK_SETTIME)
+	if (nr == NR_clock_settime)
 		return !arg1 && clock_take_time(e, (void *)arg2) <= 0;
-	if (nr == CLOCK_SETTIMEOFDAY || nr == CLOCK_LIBC_ADJTIME)
+	if (nr == NR_settimeofday || nr == CLOCK_LIBC_ADJTIME)
 		return arg1 && clock_take_time(e, (void *)arg1) <= 0;
-	if (nr == CLOCK_ADJTIMEX)
+	if (nr == NR_adjtimex)
 		e->ret = clock_take_timex(e, (void *)arg1);
-	else if (nr == CLOCK_ADJTIME && !arg1)
+	else if (nr == NR_clock_adjtime && !arg1)
 		e->ret = clock_take_timex(e, (void *)arg2);
 	else
 		return false;
@@ -213,20 +166,20 @@ static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 ar
 static __always_inline bool clock_describe_compat(struct clock_event *e, u32 number, u32 arg1, u32 arg2)
 {
 	u32 nr = clock_compat(number);
-	if (number == 404 || number == 405)	/* its structs are those of 64-bit programs */
+	if (number == COMPAT_NR_clock_settime64 || number == COMPAT_NR_clock_adjtime64)	/* its structs are those of 64-bit programs */
 		return clock_describe(e, nr, arg1, arg2);
 	clock_describe_who(e, nr);
-	if (nr == CLOCK_SETTIME && !arg1) {
+	if (nr == NR_clock_settime && !arg1) {
 		clock_take_time32(e, (void *)(u64)arg2, 8);
 		return true;
 	}
-	if (nr == CLOCK_SETTIMEOFDAY && arg1) {
-		clock_take_time32(e, (void *)(u64)arg1, number == CLOCK_STIME32 ? 4 : 8);
+	if (nr == NR_settimeofday && arg1) {
+		clock_take_time32(e, (void *)(u64)arg1, number == COMPAT_NR_stime ? 4 : 8);
 		return true;
 	}
-	if (nr == CLOCK_ADJTIMEX)
+	if (nr == NR_adjtimex)
 		clock_take_timex32(e, (void *)(u64)arg1);
-	else if (nr == CLOCK_ADJTIME && !arg1)
+	else if (nr == NR_clock_adjtime && !arg1)
 		clock_take_timex32(e, (void *)(u64)arg2);
 	return clock_changes(e);
 }
@@ -234,17 +187,15 @@ static __always_inline bool clock_describe_compat(struct clock_event *e, u32 num
 /* As clock_describe, for the current task's call. */
 static __always_inline bool clock_describe_current(struct clock_event *e)
 {
-	void *regs = clock_regs();
+	void *regs = call_regs(current_task());
 	u64 number = 0, arg1 = 0, arg2 = 0;
-	CLOCK_READ_REG(number, regs, CLOCK_NR);
-#if defined(__x86_64__)
-	if (clock_in_compat()) {
-		CLOCK_READ_REG(arg1, regs, bx);
-		CLOCK_READ_REG(arg2, regs, cx);
+	READ_REG(number, regs, CALL_NUMBER);
+	if (COMPAT_CALL(READ, (void *)bpf_get_current_task())) {
+		READ_REG(arg1, regs, COMPAT_ARG1);
+		READ_REG(arg2, regs, COMPAT_ARG2);
 		return clock_describe_compat(e, number, arg1, arg2);
 	}
-#endif
-	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
-	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
+	READ_REG(arg1, regs, CALL_ARG1);
+	READ_REG(arg2, regs, CALL_ARG2);
 	return clock_describe(e, number, arg1, arg2);
 }

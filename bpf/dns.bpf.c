@@ -64,12 +64,12 @@ int dns_in(struct pt_regs *ctx)
 	on_own_stack(ctx);
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tid = id, hints[2] = {};
-	struct dns_call call = {.start_ns = bpf_ktime_get_boot_ns(), .node = PT_REGS_PARM1(ctx), .rcode = UNKNOWN8};
+	struct dns_call call = {.start_ns = bpf_ktime_get_boot_ns(), .node = reg_arg1(ctx), .rcode = UNKNOWN8};
 	struct control *c = get_control();
 	if (!call.node || !c || id >> 32 == c->agent_pid)
 		return 0;
-	if (PT_REGS_PARM3(ctx))
-		bpf_probe_read_user(hints, sizeof(hints), (void *)PT_REGS_PARM3(ctx));
+	if (reg_arg3(ctx))
+		bpf_probe_read_user(hints, sizeof(hints), (void *)reg_arg3(ctx));
 	if (hints[0] & DNS_NUMERICHOST)
 		return 0;	/* an address: parsed, no server is asked */
 	call.family = hints[1];
@@ -88,7 +88,7 @@ int dns_out(struct pt_regs *ctx)
 	struct dns_call *call = dns_calls.lookup(&tid);
 	if (!call)
 		return 0;
-	s32 code = PT_REGS_RC(ctx);
+	s32 code = reg_return(ctx);
 	u64 took = now - call->start_ns;
 	u32 uid = uid_of(current_task());
 	if (!code && took < DNS_LEAST_NS)
@@ -149,8 +149,8 @@ BPF_TABLE("lru_hash", struct dns_go_key, struct dns_go_call, dns_go_calls, 2048)
 int dns_go_in(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
-	struct dns_go_key key = {.goroutine = ctx->r14, .tgid = bpf_get_current_pid_tgid() >> 32};
-	struct dns_go_call call = {.start_ns = bpf_ktime_get_boot_ns(), .at = ctx->r8, .len = ctx->r9};
+	struct dns_go_key key = {.goroutine = go_goroutine(ctx), .tgid = bpf_get_current_pid_tgid() >> 32};
+	struct dns_go_call call = {.start_ns = bpf_ktime_get_boot_ns(), .at = go_word(ctx, 5), .len = go_word(ctx, 6)};
 	struct dns_go_call *old = dns_go_calls.lookup(&key);
 	if (old && old->at == call.at && old->len == call.len)
 		call.start_ns = old->start_ns;	/* begun again: its stack had to grow */
@@ -166,13 +166,13 @@ int dns_go_in(struct pt_regs *ctx)
 int dns_go_out(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
-	struct dns_go_key key = {.goroutine = ctx->r14, .tgid = bpf_get_current_pid_tgid() >> 32};
+	struct dns_go_key key = {.goroutine = go_goroutine(ctx), .tgid = bpf_get_current_pid_tgid() >> 32};
 	u64 now = bpf_ktime_get_boot_ns(), error[8] = {}, problem = 0, problems = 0, server = 0, servers = 0;
 	struct dns_go_call *call = dns_go_calls.lookup(&key);
 	if (!call)
 		return 0;
 	u64 took = now - call->start_ns;
-	bool failed = ctx->di != 0;
+	bool failed = go_word(ctx, 3) != 0;
 	u32 uid = uid_of(current_task());
 	if (!failed && took < DNS_LEAST_NS)
 		goto out;
@@ -195,7 +195,7 @@ int dns_go_out(struct pt_regs *ctx)
 	e->rcode = UNKNOWN8;
 	e->source = DNS_GO;
 	__builtin_memcpy(e->name, call->name, sizeof(e->name));
-	if (failed && !bpf_probe_read_user(error, sizeof(error), (void *)ctx->si)) {
+	if (failed && !bpf_probe_read_user(error, sizeof(error), (void *)go_word(ctx, 4))) {
 		if (error[4] == call->at) {		/* UnwrapErr, Err, Name, Server since go1.23 */
 			problem = error[2], problems = error[3], server = error[6], servers = error[7];
 		} else if (error[2] == call->at) {	/* Err, Name, Server */

@@ -1,7 +1,6 @@
 /* Decisions of limiter libraries in unmodified Go programs: the common part of their programs. The programs are
  * generated from the declarations (agent/limiters/libraries/): uprobes at the start of deciding functions, and at each
- * of their RETs (a uretprobe would break Go's moving stacks). Registers: Go's internal ABI on x86-64, in use since Go
- * 1.17 (cmd/compile/abi-internal.md). Minimum kernel 5.8. Driven by agent/probes/limiter.py.
+ * of their RETs (a uretprobe would break Go's moving stacks). Minimum kernel 5.8. Driven by agent/probes/limiter.py.
  *
  * All numbers are sent as in the program; user space converts floats and times. All ones: unknown. */
 #pragma once
@@ -116,11 +115,11 @@ static __always_inline void limiter_key_of(struct pt_regs *ctx, struct limiter_k
 {
 	u64 thread = bpf_get_current_pid_tgid() << 32;
 	if (frame == LIMITER_GOROUTINE)
-		key->goroutine = ctx->r14;
+		key->goroutine = go_goroutine(ctx);
 	else if (frame == LIMITER_THREAD)
 		key->goroutine = thread;
 	else
-		key->goroutine = thread | (u32)(ctx->sp - (frame == LIMITER_STACK_POPPED ? 8 : 0));
+		key->goroutine = thread | (u32)(reg_stack(ctx) - (frame == LIMITER_STACK_POPPED ? RETURN_POPS : 0));
 	key->tgid = bpf_get_current_pid_tgid() >> 32;
 	key->library = library;
 }
@@ -180,8 +179,9 @@ static __always_inline void limiter_unmatched(struct limiter_binary *binary)
 }
 
 /* The places of a decision's words, as agent/limiters/library.py writes them: a register's number, or with
- * LIMITER_MEMORY the word that it points to (10: at the limiter), plus an offset above bit 8; with LIMITER_AGAIN the
- * word that this one points to, plus an offset above bit 20. */
+ * LIMITER_MEMORY the word that it points to (LIMITER_ITSELF: at the limiter), plus an offset above bit 8; with
+ * LIMITER_AGAIN the word that this one points to, plus an offset above bit 20. */
+#define LIMITER_ITSELF 10
 #define LIMITER_NOWHERE 15
 #define LIMITER_MEMORY 16
 #define LIMITER_AGAIN 32
@@ -194,21 +194,7 @@ struct limiter_places {
 /* place: a constant, so that this is a single load. */
 static __always_inline u64 limiter_base(struct pt_regs *ctx, u64 limiter, u32 place)
 {
-	switch (place & 15) {
-	case 0: return ctx->ax;
-	case 1: return ctx->bx;
-	case 2: return ctx->cx;
-	case 3: return ctx->di;
-	case 4: return ctx->si;
-	case 5: return ctx->r8;
-	case 6: return ctx->r9;
-	case 7: return ctx->r10;
-	case 8: return ctx->r11;
-	case 9: return ctx->sp;
-	case 10: return limiter;
-	case 11: return ctx->dx;
-	default: return UNKNOWN64;
-	}
+	return (place & 15) == LIMITER_ITSELF ? limiter : reg_numbered(ctx, place & 15);
 }
 
 static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 place)

@@ -1,5 +1,5 @@
-/* The callers of a limiter: the return addresses of Go's frames, which keep RBP (cmd/internal/obj/x86), at a function's
- * first instruction or its RET. A decision's record has only their number. The stack itself is sent once, in its own
+/* The callers of a limiter: the return addresses of Go's frames, which keep the frame pointer, at a function's first
+ * instruction or its RET. A decision's record has only their number. The stack itself is sent once, in its own
  * ring, and again after a while. */
 #pragma once
 
@@ -35,10 +35,9 @@ static __always_inline u64 limiter_mixed(u64 hash, u64 word)
 
 static __always_inline u64 limiter_walk(struct pt_regs *ctx, u64 start_code, u64 hash, u64 *frames)
 {
-	u64 frame[2] = {ctx->bp, 0};	/* RBP points to the caller's, and its return address */
-	u64 base = ctx->bp;
-	if (bpf_probe_read_user(&frame[1], sizeof(u64), (void *)ctx->sp))
-		frame[1] = 0;
+	u64 frame[2] = {reg_frame(ctx), 0};
+	u64 base = reg_frame(ctx);
+	read_return_address(&frame[1], ctx);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < LIMITER_FRAMES; i++) {
 		hash = limiter_mixed(hash, frame[1] - start_code);

@@ -42,22 +42,13 @@ static __always_inline bool profile_has(struct control *c, u32 pid)
  * bpf/syscalls_call.h. */
 static __always_inline u16 profile_call(void *task)
 {
-	u64 nr = UNKNOWN64, ax = 0;
-	u32 status = 0;
-#if FUNC_task_pt_regs
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(current_task());
-	nr = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
-	ax = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, ax));
-#else
-	struct pt_regs *regs = (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
-	bpf_probe_read_kernel(&nr, sizeof(nr), (const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
-	bpf_probe_read_kernel(&ax, sizeof(ax), (const char *)regs + __builtin_offsetof(struct pt_regs, ax));
-#endif
-#if HAS_thread_info__status
-	READ(status, task, thread_info, status);
-#endif
-	if ((long)ax != -38)	/* orig_ax is valid while ax is -ENOSYS, between entry and return */
+	u64 nr = UNKNOWN64, result = 0;
+	void *regs = call_regs(current_task());
+	GET_REG(nr, regs, CALL_NUMBER);
+	GET_REG(result, regs, CALL_RETURN);
+	bool compat = COMPAT_CALL(READ, task);
+	if (!CALL_UNDER_WAY(result))
 		return 0xffff;
-	return nr < 512 ? nr + (status & 2 ? 512 : 0) : 0xffff;
+	return nr < 512 ? nr + (compat ? 512 : 0) : 0xffff;
 }
 #endif

@@ -107,7 +107,7 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 		bool wanted = false;
 #ifdef LIMITER_OPEN
 		u64 *open = limiter_open.lookup(&tid);
-		if (open && *open == t->r14) {
+		if (open && *open == t->goroutine) {
 			goroutine = *open;
 			wanted = true;
 		}
@@ -172,17 +172,12 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 			t->ready_ns = now;
 		return;
 	}
-#if FUNC_task_pt_regs
-	const void *regs = syscalls_regs(task);
-#else
-	struct pt_regs copy = {}, *regs = &copy;
-	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
-#endif
-	if ((long)REG(regs, ax) != -38)	/* ax is -ENOSYS from entry to return: else a page fault or a new thread */
+	CALL_REGS(regs, task);
+	if (!CALL_UNDER_WAY(LOAD_REG(regs, CALL_RETURN)))
 		return;
-	bool compat = syscalls_compat(task);
-	u32 nr = REG(regs, orig_ax) + compat * SYSCALLS_COMPAT;
-	u64 hash = syscalls_hash(regs);
+	bool compat = COMPAT_CALL(LOAD, task);
+	u32 nr = LOAD_REG(regs, CALL_NUMBER) + compat * SYSCALLS_COMPAT;
+	u64 hash = call_hash(regs);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)
 			tune->flags_again &= ti;
@@ -198,14 +193,15 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 	u64 wrote = SYSCALLS_WROTE(LOAD, task);
 	if (!t->call_ns) {
 		t->wrote_before = t->wrote == UNKNOWN64 ? wrote : t->wrote;
-		syscalls_classify(t, task, nr, compat ? REG(regs, bx) : REG(regs, di), compat ? REG(regs, cx) : REG(regs, si));
+		syscalls_classify(t, task, nr, compat ? LOAD_REG(regs, COMPAT_ARG1) : LOAD_REG(regs, CALL_ARG1),
+				  compat ? LOAD_REG(regs, COMPAT_ARG2) : LOAD_REG(regs, CALL_ARG2));
 		LOAD(t->tgid, task, task_struct, tgid);
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
 	}
 #ifdef LIMITER_OPEN
-	t->r14 = REG(regs, r14);
+	t->goroutine = LOAD_REG(regs, CALL_GOROUTINE);
 #endif
 	t->wrote = wrote;
 	t->wake_ns = 0;

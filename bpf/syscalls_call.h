@@ -14,7 +14,6 @@
 #endif
 
 #define SYSCALLS_COMPAT 512
-#define SYSCALLS_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
 
 enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
@@ -97,7 +96,7 @@ struct syscalls_thread {
 	u64 run_queue_ns;
 	u64 enter_ns;		/* of the timed call in which the thread left its CPU */
 	u64 sock_id;
-	u64 r14;		/* Go: the blocking goroutine */
+	u64 goroutine;		/* Go: the blocking one */
 	u64 wrote;		/* bytes, at the last switch-out within a call */
 	u64 wrote_before;	/* ... in the call before this one */
 	u64 dns_sk;		/* the socket, if its peer is a name server */
@@ -157,48 +156,12 @@ static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 	return syscalls_tune.lookup(&zero);
 }
 
-/* The current task's user registers. */
-static __always_inline struct pt_regs *syscalls_regs(void *task)
-{
-#if FUNC_task_pt_regs
-	return (struct pt_regs *)bpf_task_pt_regs(task);
-#else
-	return (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
-#endif
-}
-
-/* Whether the current task is in a 32-bit program's call. Not valid at the end of an execve, which returns to the new
- * program. */
-static __always_inline bool syscalls_compat(void *task)
-{
-	u32 status = 0;
-#if HAS_thread_info__status
-	LOAD(status, task, thread_info, status);
-#endif
-	return status & SYSCALLS_TS_COMPAT;
-}
-
 /* Bytes that the task has dirtied, in files or directly on a device; LOAD reads the current task. */
 #if HAS_task_struct__write_bytes
 #define SYSCALLS_WROTE(by, task) ({ u64 _bytes = 0; by(_bytes, task, task_struct, write_bytes); _bytes; })
 #else
 #define SYSCALLS_WROTE(by, task) UNKNOWN64
 #endif
-
-#define REG(regs, name) (*(const unsigned long *)((const char *)(regs) + __builtin_offsetof(struct pt_regs, name)))
-
-static __always_inline u64 syscalls_hash(const void *regs)
-{
-	unsigned long words[] = {
-		REG(regs, ip), REG(regs, sp), REG(regs, di), REG(regs, si), REG(regs, dx), REG(regs, r10),
-		REG(regs, bx), REG(regs, bp), REG(regs, r12), REG(regs, r13), REG(regs, r14), REG(regs, r15),
-	};
-	u64 hash = REG(regs, orig_ax);
-#pragma unroll
-	for (int i = 0; i < 12; i++)
-		hash = (hash << 7 | hash >> 57) ^ words[i];
-	return hash;
-}
 
 /* The element of this key in the map that is written now, created if missing. */
 static __always_inline struct syscalls_value *syscalls_element(void *task, struct syscalls_key *k, u32 slot)

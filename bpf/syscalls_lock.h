@@ -7,7 +7,7 @@
 #define SYSCALLS_CHAIN 16	/* requests that wait for each other, up to the holder */
 
 struct syscalls_holder {
-	u64 regs;		/* of the waiting call, as in syscalls_hash() */
+	u64 regs;		/* of the waiting call, as in call_hash() */
 	u64 start_ns;
 	u32 pid;
 	u32 pad;
@@ -94,13 +94,8 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
 #endif
 		h.start_ns = UNKNOWN64;
 	}
-#if FUNC_task_pt_regs
-	const void *regs = syscalls_regs(task);
-#else
-	struct pt_regs copy = {}, *regs = &copy;
-	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
-#endif
-	h.regs = syscalls_hash(regs);
+	CALL_REGS(regs, task);
+	h.regs = call_hash(regs);
 	if (over_share(uid_of(task), SHARE_HOLDERS, SYSCALLS_HOLDERS_EACH_NS, SYSCALLS_HOLDERS_MOST))
 		lose(LOST_syscalls_shares);
 	else if (syscalls_holders.update(&tid, &h))

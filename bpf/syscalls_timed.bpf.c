@@ -67,7 +67,7 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 		lose(LOST_syscalls_a);
 		return 0;
 	}
-	u32 nr = ctx->args[1] + syscalls_compat(current_task()) * SYSCALLS_COMPAT;
+	u32 nr = ctx->args[1] + COMPAT_CALL(LOAD, current_task()) * SYSCALLS_COMPAT;
 	/* In this order: a thread that is preempted between the two (Linux 7.2) takes its start along, and writes its number
 	 * when it is back. */
 	*(volatile u64 *)&o->enter_ns = bpf_ktime_get_boot_ns();
@@ -122,13 +122,13 @@ static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u
 	u32 tid = bpf_get_current_pid_tgid();
 	struct syscalls_thread *t = syscalls_thread_of(tid);
 	void *task = (void *)bpf_get_current_task();
-	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
+	void *regs = (void *)ctx->args[0];
 	unsigned long first = 0;
 	if (!t)
 		return;
 	if (!t->call_ns || t->call_ns < enter_ns)	/* what sched_switch saw belongs to an earlier call */
 		t->blocked_ns = t->run_queue_ns = t->call_regs = 0;
-	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
+	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? REG_ADDR(regs, CALL_ARG1) : REG_ADDR(regs, COMPAT_ARG1));
 	syscalls_classify(t, task, nr, first, 0);
 	if (t->kind == SYSCALLS_WAITING)
 		return;

@@ -10,9 +10,6 @@
  * from the gate's end, which is at most a gate too little. */
 
 #define TCP_SERVED_BUCKETS 48
-#if defined(__x86_64__)
-enum { TCP_NR_READ = 0, TCP_NR_READV = 19, TCP_NR_RECVFROM = 45, TCP_NR_RECVMSG = 47 };
-#endif
 #define TCP_MSG_IOV 16		/* of struct user_msghdr: msg_iov */
 
 struct tcp_served_key {
@@ -132,23 +129,16 @@ static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 t
 static __always_inline u64 tcp_read_head(u8 *head, u32 size)
 {
 	u64 at = 0, nr = 0, room = 0;
-#if FUNC_task_pt_regs
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(current_task());
-	nr = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
-	at = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, si));
-	room = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, dx));
-#else
-	struct pt_regs *regs = (struct pt_regs *)((char *)PTR(current_task(), task_struct, stack) + 16384) - 1;
-	bpf_probe_read_kernel(&nr, sizeof(nr), (const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
-	bpf_probe_read_kernel(&at, sizeof(at), (const char *)regs + __builtin_offsetof(struct pt_regs, si));
-	bpf_probe_read_kernel(&room, sizeof(room), (const char *)regs + __builtin_offsetof(struct pt_regs, dx));
-#endif
+	void *regs = call_regs(current_task());
+	GET_REG(nr, regs, CALL_NUMBER);
+	GET_REG(at, regs, CALL_ARG2);
+	GET_REG(room, regs, CALL_ARG3);
 	u64 vector[2] = {at, room};
-	if (nr == TCP_NR_RECVMSG && bpf_probe_read_user(&at, sizeof(at), (const void *)(at + TCP_MSG_IOV)))
+	if (nr == NR_recvmsg && bpf_probe_read_user(&at, sizeof(at), (const void *)(at + TCP_MSG_IOV)))
 		return 0;
-	if ((nr == TCP_NR_RECVMSG || nr == TCP_NR_READV) && bpf_probe_read_user(vector, sizeof(vector), (const void *)at))
+	if ((nr == NR_recvmsg || nr == NR_readv) && bpf_probe_read_user(vector, sizeof(vector), (const void *)at))
 		return 0;
-	if (nr != TCP_NR_READ && nr != TCP_NR_RECVFROM && nr != TCP_NR_RECVMSG && nr != TCP_NR_READV)
+	if (nr != NR_read && nr != NR_recvfrom && nr != NR_recvmsg && nr != NR_readv)
 		return 0;
 	return bpf_probe_read_user(head, size, (const void *)vector[0]) ? 0 : vector[1];
 }

@@ -96,6 +96,8 @@ static __always_inline u64 pidns_current(void)
 #define LOAD GET
 #endif
 
+#include "arch_x86.h"
+
 /* Written by the agent through mmap. */
 struct control {
 	u32 slot;	/* which of two aggregation maps to write; after a flip, the other is read and emptied */
@@ -124,7 +126,7 @@ BPF_TABLE("prog", u32, u32, no_programs, 1);
 
 static __always_inline void on_own_stack(struct pt_regs *ctx)
 {
-	if (!PT_REGS_IP(ctx))
+	if (!reg_ip(ctx))
 		no_programs.call(ctx, 0);
 }
 

@@ -92,7 +92,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 	on_own_stack(ctx);
 	u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_boot_ns();
 	u32 tid = id;
-	struct tls_key key = { .ssl = PT_REGS_PARM1(ctx), .pid = id >> 32 };
+	struct tls_key key = { .ssl = reg_arg1(ctx), .pid = id >> 32 };
 	struct control *c = get_control();
 	if (!c || key.pid == c->agent_pid)
 		return 0;
@@ -102,7 +102,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 		return 0;
 	}
 	struct tls_open *o = tls_opened.lookup(&key);
-	u32 layout = o ? o->layout : tls_layout_of(PT_REGS_IP(ctx));
+	u32 layout = o ? o->layout : tls_layout_of(reg_ip(ctx));
 	struct tls_layout *l = tls_layouts.lookup(&layout);
 	u32 flow = l ? tls_read(key.ssl, l->flow) : UNKNOWN32;
 	if (flow == TLS_FLOW_UNINITED && o && o->calls) {	/* cleared and used again */
@@ -177,7 +177,7 @@ int tls_return(struct pt_regs *ctx)
 	o->tid = tid;
 	u8 cause;
 	struct tls_layout *l = tls_layouts.lookup(&o->layout);
-	u8 result = tls_verdict(key.ssl, l, PT_REGS_RC(ctx), &cause);
+	u8 result = tls_verdict(key.ssl, l, reg_return(ctx), &cause);
 	o->verdict = result | cause << 8;
 	u32 verdict = *(volatile u32 *)&o->verdict;	/* volatile: one path for the verifier, not one per verdict */
 	result = verdict;
@@ -197,7 +197,7 @@ int tls_return(struct pt_regs *ctx)
 int tls_free(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
-	struct tls_key key = { .ssl = PT_REGS_PARM1(ctx), .pid = bpf_get_current_pid_tgid() >> 32 };
+	struct tls_key key = { .ssl = reg_arg1(ctx), .pid = bpf_get_current_pid_tgid() >> 32 };
 	struct tls_open *o = tls_opened.lookup(&key);
 	if (o) {
 		struct tls_layout *l = tls_layouts.lookup(&o->layout);

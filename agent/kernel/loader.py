@@ -135,10 +135,9 @@ class Loader:
     def facts(self) -> None:
         """Reads the kernel's facts. Raises OSError if the kernel has no type information."""
         path = Path(str(self.job["btf"]))
-        texts = [
-            Path(p).read_text()
-            for p in [str(self.job["prelude"]), *(s for files in self.sources.values() for s in files)]
-        ]
+        prelude = Path(str(self.job["prelude"]))
+        headers = prelude, *sorted(prelude.parent.glob("arch_*.h"))  # it includes these
+        texts = [Path(p).read_text() for p in [*headers, *(s for files in self.sources.values() for s in files)]]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
         programs: list[dict[str, str]] = [p for f in families for p in f["programs"]]  # type: ignore[attr-defined]
         name = compiler.key([texts, programs], [path])

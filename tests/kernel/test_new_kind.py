@@ -54,7 +54,7 @@ int dns_shop_in(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
 	u32 tid = bpf_get_current_pid_tgid();
-	struct dns_call call = {.start_ns = bpf_ktime_get_boot_ns(), .node = PT_REGS_PARM2(ctx), .rcode = UNKNOWN8};
+	struct dns_call call = {.start_ns = bpf_ktime_get_boot_ns(), .node = reg_arg2(ctx), .rcode = UNKNOWN8};
 	if (dns_calls.update(&tid, &call))
 		lose(LOST_dns_events);
 	return 0;

@@ -96,8 +96,12 @@ def test_places_are_those_of_the_kernels_side() -> None:
     fields = re.search(r"struct limiter_places \{(.*?)\};", text, re.S)
     assert fields is not None
     assert re.findall(r"\b(?!u32)\w+", fields[1]) == ["frame", *dict.fromkeys((*ARGUMENTS, *RESULTS))]
+    registers = (BPF_DIR / "arch_x86.h").read_text()
     for number, base in enumerate(BASES):
-        assert f"case {number}: return {'limiter' if base == 'limiter' else f'ctx->{base}'};" in text
+        if base == "limiter":
+            assert f"#define LIMITER_ITSELF {number}\n" in text
+        else:
+            assert f"case {number}: return ctx->{base};" in registers
 
 
 def test_two_libraries_whose_names_clash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

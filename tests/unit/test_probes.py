@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.arch import host
 from agent.errors import AgentError
 from agent.instruments.kind import extended
 from agent.kernel import compiler
@@ -25,7 +26,10 @@ def family(name: str, *after: str) -> Probe:
 
 
 def text(probe: Probe) -> str:
-    raw = "\n".join((BPF_DIR / source).read_text() for source in probe.sources)
+    return _without_comments("\n".join((BPF_DIR / source).read_text() for source in probe.sources))
+
+
+def _without_comments(raw: str) -> str:
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", raw, flags=re.DOTALL)
 
 
@@ -67,6 +71,27 @@ def test_the_order_of_names_changes_nothing_in_what_is_compiled() -> None:
     for job in (first, second):
         names = list(job["sources"])  # type: ignore[call-overload]
         assert names.index("tcp") < names.index("tls") and names.index("limiter") < names.index("syscalls")
+
+
+#: x86-64's registers in struct pt_regs, but for ip, and what else is of that processor.
+X86 = r"orig_ax|[re]?[abcd]x|[re]?[sd]i|[re]?[sb]p|[re]ip|r(?:8|9|1[0-5])|PT_REGS_\w+|__x86_64__"
+
+
+def test_only_one_file_knows_the_processor() -> None:
+    """bpf/include/ stands in for the kernel's own headers."""
+    named = {
+        path.name: set(re.findall(rf"\b(?:{X86})\b|->ip\b", _without_comments(path.read_text())))
+        for path in (*BPF_DIR.glob("*.h"), *BPF_DIR.glob("*.c"))
+    }
+    assert {"di", "->ip", "r14"} <= named.pop("arch_x86.h")
+    assert {name: words for name, words in named.items() if words} == {}
+
+
+def test_the_programs_numbers_of_system_calls_are_those_of_the_agent() -> None:
+    found = re.findall(r"#define (COMPAT_)?NR_(\w+) (\d+)", (BPF_DIR / "arch_x86.h").read_text())
+    assert len(found) > 10
+    for compat, name, number in found:
+        assert host.syscalls(host.COMPAT if compat else "x86_64")[int(number)] == name
 
 
 def test_there_is_a_counter_for_the_losses_of_each_map() -> None:
