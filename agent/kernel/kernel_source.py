@@ -35,8 +35,8 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``subscribe(map, take)`` hands each batch of a ring that is of no
-    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. No interval ends while
-    ``hold()``. Raises OSError where a map cannot be used.
+    table to ``take``, as the ring's decoder returns it. ``adjust[table]`` changes aggregated rows in place before they
+    go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
 
     Each ring, aggregate and subscriber stands alone (``faults``, agent/common/faults.py): what one's fault may have
     cost is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its

@@ -136,8 +136,8 @@ class Loader:
         """Reads the kernel's facts. Raises OSError if the kernel has no type information."""
         path = Path(str(self.job["btf"]))
         prelude = Path(str(self.job["prelude"]))
-        headers = prelude, *sorted(prelude.parent.glob("arch_*.h"))  # it includes these
-        texts = [Path(p).read_text() for p in [*headers, *(s for files in self.sources.values() for s in files)]]
+        paths = [prelude, *sorted(prelude.parent.glob("arch_*.h"))]  # it includes one of these
+        texts = [path.read_text() for path in [*paths, *(Path(s) for files in self.sources.values() for s in files)]]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
         programs: list[dict[str, str]] = [p for f in families for p in f["programs"]]  # type: ignore[attr-defined]
         name = compiler.key([texts, programs], [path])

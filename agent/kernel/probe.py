@@ -44,14 +44,14 @@ class Program:
 class Ring:
     """A BPF ring buffer of records of one struct.
 
-    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go to the loop. Without a decoder
-    the records themselves are the batch, for subscribers (``KernelSource.subscribe``). Its program decides which
-    records wake the agent before its next beat (``wake_each`` in bpf/tickscope.h).
+    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go to the loop, an array of
+    another documented dtype to the ring's subscribers (``KernelSource.subscribe``). Its program decides which records
+    wake the agent before its next beat (``wake_each`` in bpf/tickscope.h).
     """
 
     map: str
     wire: str
-    decode: Callable[[np.ndarray], Batch | np.ndarray] = np.asarray
+    decode: Callable[[np.ndarray], Batch | np.ndarray]
 
 
 @dataclass(frozen=True)

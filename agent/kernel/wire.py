@@ -176,13 +176,26 @@ def decode(records: np.ndarray, table: str) -> Batch:
         if kind == "addr":
             out[name] = np.ascontiguousarray(column).view("V16").reshape(len(records))
         elif kind == "i64" and column.dtype.kind == "u":
-            unknown = column >= (OUTSIDE if name in _PIDS else np.iinfo(column.dtype).max)
-            out[name] = np.where(unknown, NULL_I64, column.astype(np.int64))
+            out[name] = signed(column, OUTSIDE if name in _PIDS else None)
         else:
             out[name] = column
     if plan.addressed:
         out["peer"] = make_peer(seen["daddr"], seen["dport"])
     return Batch(table, out)
+
+
+def signed(column: np.ndarray, least: int | None = None) -> np.ndarray:
+    """An unsigned column as i64, unknown from ``least`` on; without it, all ones are unknown."""
+    unknown = column >= (np.iinfo(column.dtype).max if least is None else least)
+    return np.where(unknown, NULL_I64, column.astype(np.int64))
+
+
+def wire_records(records: np.ndarray) -> np.ndarray:
+    """The decoder of a ring whose records are no rows yet: they become rows only together with others that arrive
+    later, or with what the agent knows. Its batch are the records, shape (n,), with the fields, units and clocks that
+    the comments of their wire struct in bpf/ say; all ones are unknown.
+    """
+    return records
 
 
 def make_peer(daddr: np.ndarray, dport: np.ndarray) -> np.ndarray:

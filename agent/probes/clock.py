@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.instruments.kind import setup as begin_kinds
 from agent.kernel.probe import Parts, Probe, Program, Ring
+from agent.kernel.wire import wire_records
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -55,7 +56,8 @@ PROBE = Probe(
         Program("clock_in_clock_adjtime", "uprobe", loses=_LIBC),
         Program("clock_out", "uretprobe", loses=_LIBC),
     ),
-    rings=tuple(Ring(name, "clock_event") for name in ("clock_events", "clock_refused")),
+    # up to three records make one call, and a call with the agent's own readings one row (agent/clock/join.py)
+    rings=tuple(Ring(name, "clock_event", wire_records) for name in ("clock_events", "clock_refused")),
     maps=("clock_last",),
     counts=("clock_shares",),
     parts=("clock_call.h",),

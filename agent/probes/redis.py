@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agent.kernel.probe import Parts, Probe, Program, Ring
+from agent.kernel.wire import wire_records
 from agent.limiters.redis_settings import RedisLimiterSettings
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ PROBE = Probe(
         ),
     ),
     parts=("redis_piece.h", "redis_segment.h", "redis_command.h", "redis_stream.h", "redis_unix.bpf.c"),
-    rings=(Ring("redis_pieces", "redis_piece"),),
+    rings=(Ring("redis_pieces", "redis_piece", wire_records),),  # parts of streams: rows once a request has its reply
     maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows", "redis_paths"),
     after=("tcp",),
     setup=setup,

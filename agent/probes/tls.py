@@ -7,7 +7,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import decode
+from agent.kernel.wire import decode, wire_records
 from agent.tables import TABLES
 
 #: RFC 8446 4.2.1, RFC 9147 5.3
@@ -61,7 +61,7 @@ PROBE = Probe(
     ),
     rings=(
         Ring("tls_events", "tls_event", decode_handshakes),
-        Ring("tls_exits", "tls_exit_event"),
+        Ring("tls_exits", "tls_exit_event", wire_records),  # rows with the process's open handshakes (openssl.py)
     ),
     maps=("tls_sites", "tls_layouts", "tls_opened"),
     setup=setup,

@@ -38,12 +38,10 @@ class Containers:
         self._processes: dict[tuple[int, int], bytes] = {}
         self._version_1 = not os.path.exists("/sys/fs/cgroup/cgroup.controllers")
 
-    def on_exec(self, records: np.ndarray) -> None:
-        """Takes records of ``struct exec_event``, while the programs run."""
-        proc = records["proc"]
-        for number, pid, start in zip(
-            proc["cgroup_id"].tolist(), proc["pid"].tolist(), proc["proc_start_ns"].tolist(), strict=True
-        ):
+    def on_exec(self, started: np.ndarray) -> None:
+        """Takes started programs (``agent.probes.exec.STARTED``), while they run."""
+        columns = (started[name].tolist() for name in ("cgroup_id", "pid", "proc_start_ns"))
+        for number, pid, start in zip(*columns, strict=True):
             if not self._of_cgroup(number) and self._version_1:
                 self._of_process(pid, start)
 

@@ -55,11 +55,11 @@ class Roots:
         root = os.stat("/")
         self._own = os.stat("/proc/self/ns/mnt").st_ino, _kernel_device(root.st_dev), root.st_ino
 
-    def on_exec(self, records: np.ndarray) -> None:
-        """Takes records of ``struct exec_event``."""
+    def on_exec(self, started: np.ndarray) -> None:
+        """Takes started programs (``agent.probes.exec.STARTED``)."""
         now = time.monotonic()
-        columns = (records["proc"]["pid"], records["mount_namespace"], records["root_device"], records["root_inode"])
-        for pid, *root in zip(*(c.tolist() for c in columns), strict=True):
+        columns = (started[name].tolist() for name in ("pid", "mount_namespace", "root_device", "root_inode"))
+        for pid, *root in zip(*columns, strict=True):
             key = (root[0], root[1], root[2])
             if key == self._own:
                 continue

@@ -147,11 +147,11 @@ class Targets:
             *self.images.fds(),
         ]
 
-    def on_exec(self, records: np.ndarray) -> None:
-        """Takes records of ``struct exec_event``."""
-        self.roots.on_exec(records)
+    def on_exec(self, started: np.ndarray) -> None:
+        """Takes started programs (``agent.probes.exec.STARTED``)."""
+        self.roots.on_exec(started)
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        for pid in set(records["proc"]["pid"].tolist()):
+        for pid in set(started["pid"].tolist()):
             self._processes.forget(pid)
             if len(self._due) < SCANS_WAITING:
                 for delay in SCAN_DELAYS_NS:

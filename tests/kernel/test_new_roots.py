@@ -174,7 +174,7 @@ def test_the_container_of_a_process_that_is_gone(attach: Callable[..., Attached]
     finally:
         inner.rmdir()
         scope.rmdir()
-    procs = np.concatenate(started)["proc"]
+    procs = np.concatenate(started)
     (cgroup,) = procs["cgroup_id"][(procs["pid"] == child.pid) & (procs["comm"] == b"true")].tolist()
     assert not Path(f"/proc/{child.pid}").exists()
     later = make("tcp_connect", 1, pid=child.pid + 1, proc_start_ns=1, cgroup_id=cgroup)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.probes.exec import STARTED
 from agent.service.containers import Containers, container_of
 
 ID, OTHER = "5eaf00d5" * 8, "0ddba115" * 8
@@ -70,11 +71,9 @@ def test_a_profile_up_that_fails_leaves_the_column_unknown(number: int) -> None:
 
 def test_programs_are_looked_up_as_they_start() -> None:
     containers, calls = asked(lambda _: f"/docker/{ID}")
-    proc = np.zeros(2, [("pid", "<u4"), ("proc_start_ns", "<u8"), ("cgroup_id", "<u8")])
-    proc["pid"], proc["cgroup_id"] = 1 << 29, 7
-    records = np.zeros(2, [("proc", proc.dtype)])
-    records["proc"] = proc
-    containers.on_exec(records)
+    started = np.zeros(2, STARTED)
+    started["pid"], started["cgroup_id"] = 1 << 29, 7
+    containers.on_exec(started)
     assert calls == [7]
     containers.look_up = None
     batch = rows(7)

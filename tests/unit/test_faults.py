@@ -21,7 +21,7 @@ from agent.correlate.correlator import Correlator
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Loaded
 from agent.kernel.probe import Ring
-from agent.kernel.wire import Wire
+from agent.kernel.wire import Wire, wire_records
 from agent.service.control import Control, ask
 from agent.service.loop import Loop
 from agent.store.hot import HotStore
@@ -218,7 +218,7 @@ def test_a_source_that_is_left_out_is_given_no_more_records(tmp_path: Path) -> N
     loop.removed.append(kernel.unsubscribe)
     kernel.subscribe("ring", broken.feed)
     kernel.subscribe("ring", whole.feed)
-    ring = Ring("ring", "record")
+    ring = Ring("ring", "record", wire_records)
     for turn in range(10):
         assert list(kernel._read_ring(ring, Full())) == []  # type: ignore[arg-type]
         loop.step(boot_ns() + turn)

@@ -6,19 +6,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent.arch import host
+from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.errors import AgentError
 from agent.instruments.kind import extended
 from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
 from agent.kernel.plan import plan
 from agent.kernel.probe import Probe, Program, Ring, ordered
+from agent.kernel.wire import OUTSIDE, Wire, wire_records
 from agent.probes import discover
+from agent.probes.exec import decode_started
+from agent.probes.limiter import decode_stacks
+from agent.tables import TABLES
 
 
 def family(name: str, *after: str) -> Probe:
@@ -105,6 +114,39 @@ def test_there_is_a_counter_for_the_losses_of_each_map() -> None:
         load([replace(some, rings=(*rings, some.rings[0]))])
 
 
+@cache
+def wire() -> Wire:
+    return _job(ordered(discover().values()), {}, BPF_DIR, "btf")[1]
+
+
+@pytest.mark.parametrize("ring", [ring for probe in discover().values() for ring in probe.rings], ids=attrgetter("map"))
+def test_each_ring_has_a_decoder_that_returns_its_batch(ring: Ring) -> None:
+    batch = ring.decode(np.zeros(3, wire().dtype(ring.wire)))
+    if isinstance(batch, Batch):
+        assert batch.rows.dtype == TABLES[batch.table].dtype
+    rows = batch.rows if isinstance(batch, Batch) else batch
+    assert len(rows) == 3 and rows.dtype.names
+
+
+def test_started_programs_outside_of_the_pid_namespace_are_left_out() -> None:
+    records = np.zeros(3, wire().dtype("exec_event"))
+    records["proc"]["pid"], records["proc"]["cgroup_id"] = [7, OUTSIDE | 7, 8], [5, 5, 2**64 - 1]
+    records["root_inode"], records["proc"]["comm"] = [1, 2, 3], b"shop"
+    started = decode_started(records)
+    assert started[["pid", "cgroup_id", "root_inode", "comm"]].tolist() == [
+        (7, 5, 1, b"shop"),
+        (8, NULL_I64, 3, b"shop"),
+    ]
+
+
+def test_places_of_a_call_stack_are_offsets_from_the_start_of_the_code() -> None:
+    records = np.zeros(2, wire().dtype("limiter_stack"))
+    records["start_code"] = [0x400000, 0x500000]
+    records["frames"][:, :3] = [[0x400010, 0x400020, 0], [0x500001, 0x1000, 0x500002]]
+    places = decode_stacks(records)["places"].tolist()
+    assert [[place for place in one if place] for one in places] == [[0x10, 0x20], [1, 2]]
+
+
 def test_calls_of_kernel_functions_are_asked_to_the_kernel_as_such() -> None:
     call = compiler.INSTRUCTION.pack
     code = (
@@ -152,7 +194,10 @@ def test_what_is_optional_is_no_degradation_unless_nothing_else_is_there(there: 
     ("changed", "said"),
     [
         ({"parts": ("exec_nowhere.h",)}, "exec_nowhere.h does not exist"),
-        ({"rings": (Ring("exec_events", "exec_nothing"),)}, "probe exec: struct exec_nothing is declared nowhere"),
+        (
+            {"rings": (Ring("exec_events", "exec_nothing", wire_records),)},
+            "probe exec: struct exec_nothing is declared nowhere",
+        ),
     ],
 )
 def test_a_wrong_declaration_names_its_source(changed: dict[str, Any], said: str) -> None:

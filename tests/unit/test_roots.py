@@ -9,17 +9,15 @@ import numpy as np
 
 from agent.kernel.limits import FILES_A_PROCESS, ROOTS
 from agent.kernel.steps import at_once, run
+from agent.probes.exec import STARTED
 from agent.targets.asked import FileId, ProbeRequest
 from agent.targets.roots import FOLDERS, Roots, libraries
 
-_PROC = np.dtype([("pid", "<u4")])
-_EVENT = np.dtype([("proc", _PROC), ("root_inode", "<u8"), ("root_device", "<u4"), ("mount_namespace", "<u4")])
-
 
 def started(*programs: tuple[int, int]) -> np.ndarray:
-    """Records of (pid, root's inode)."""
-    records = np.zeros(len(programs), _EVENT)
-    records["proc"]["pid"], records["root_inode"] = [pid for pid, _ in programs], [root for _, root in programs]
+    """Of (pid, root's inode)."""
+    records = np.zeros(len(programs), STARTED)
+    records["pid"], records["root_inode"] = [pid for pid, _ in programs], [root for _, root in programs]
     return records
 
 

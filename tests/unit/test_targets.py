@@ -31,6 +31,7 @@ from agent.kernel.load import Loaded
 from agent.kernel.steps import Done, Steps, at_once, run
 from agent.kernel.wire import Wire
 from agent.posix.child import fork
+from agent.probes.exec import STARTED
 from agent.targets.asked import HOST, ProbeRequest, Target
 from agent.targets.targets import Targets
 from agent.targets.writes import Writes
@@ -352,13 +353,7 @@ def test_a_user_whose_looks_take_long_waits_and_the_others_do_not(rig: Rig, libr
 
 def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.targets.targets.SCANS_WAITING", 10)
-    columns = [
-        ("proc", np.dtype([("pid", "<u4")])),
-        ("root_inode", "<u8"),
-        ("root_device", "<u4"),
-        ("mount_namespace", "<u4"),
-    ]
-    records = np.zeros(5, columns)
-    records["proc"]["pid"] = range(1 << 30, (1 << 30) + 5)
-    rig.targets.on_exec(records)
+    started = np.zeros(5, STARTED)
+    started["pid"] = range(1 << 30, (1 << 30) + 5)
+    rig.targets.on_exec(started)
     assert rig.targets.examining()["scans_dropped"] == 3

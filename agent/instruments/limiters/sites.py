@@ -88,15 +88,13 @@ class Sites(Pending):
         self._ids, self._texts = np.zeros(0, np.uint64), np.zeros(0, f"S{WIDTH}")
         self._new: dict[int, bytes] = {}
 
-    def feed(self, records: np.ndarray) -> None:
-        """Takes records of ``struct limiter_stack``."""
-        for record in records:
-            program = self._program(record)
+    def feed(self, stacks: np.ndarray) -> None:
+        """Takes call stacks (``agent.probes.limiter.STACKS``)."""
+        for number, inode, device, library, offsets in stacks.tolist():
+            program = self._program(inode, device, library)
             if program is None:
                 continue
-            start = int(record["start_code"])
-            places = [int(frame) - start for frame in record["frames"] if frame > start]
-            number = int(record["id"])
+            places = [place for place in offsets if place]
             if number in self._stacks:
                 self._stacks.move_to_end(number)
             else:
@@ -114,10 +112,11 @@ class Sites(Pending):
         kept = np.isin(self._ids, np.fromiter(self._stacks, np.uint64, len(self._stacks)))
         self._ids, self._texts = self._ids[kept], self._texts[kept]
 
-    def _program(self, record: np.void) -> _Program | None:
-        library = list(seen())[int(record["library"])]
-        for device in (int(record["device"]), 0):
-            key = key_of_file(int(record["inode"]), device, int(record["library"]))
+    def _program(self, inode: int, device: int, number: int) -> _Program | None:
+        """The binary's state; number: of its library."""
+        library = list(seen())[number]
+        for known_device in (device, 0):
+            key = key_of_file(inode, known_device, number)
             for one in self._binaries.values():
                 if one.key == key and one.library == library:
                     known = self._programs.get(key)
