@@ -90,7 +90,8 @@ class Sites(Pending):
 
     def feed(self, stacks: np.ndarray) -> None:
         """Takes call stacks (``agent.probes.limiter.STACKS``)."""
-        for number, inode, device, library, offsets in stacks.tolist():
+        columns = (stacks[name].tolist() for name in ("id", "inode", "device", "library", "places"))
+        for number, inode, device, library, offsets in zip(*columns, strict=True):
             program = self._program(inode, device, library)
             if program is None:
                 continue
