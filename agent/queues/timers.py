@@ -56,8 +56,8 @@ class TimerRule:
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
 _RABBIT = "RabbitMQ 3.10.8: x-message-ttl"
-_REDIS = "Redis 7.0.15 and 8.0.2: SET PX and PEXPIREAT"
-_MEASURED = ("7.0", "8.0")
+_REDIS = "Redis 7.0.15 and 8.0.2, Valkey 8.1.1: SET PX and PEXPIREAT"
+_MEASURED = ("7.0", "8.0", "valkey 8.1")
 _ETCD = "a lease with a key"
 _NATS, _NATS_MEASURED = ("2.9", "2.10"), "NATS 2.9.10 and 2.10.27"
 RULES = (
@@ -145,11 +145,11 @@ RULES = (
     TimerRule(
         "postgresql",
         "eta",
-        ("15",),
+        ("15", "17"),
         "wall",
         "the job runs early",
         "the job runs late",
-        "PostgreSQL 15.18: a job table's `run_at <= now()`",
+        "PostgreSQL 15.18 and 17.12: a job table's `run_at <= now()`",
     ),
     TimerRule(
         "etcd",

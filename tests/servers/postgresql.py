@@ -23,7 +23,7 @@ import psycopg2
 import psycopg2.extras
 
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import IN_ROOT, ROOT, free_ports
+from tests.servers.rabbitmq import ROOT, free_ports, in_root
 
 USER = "postgres"
 #: Jobs with a state, as most libraries have them.
@@ -100,10 +100,9 @@ class Postgres:
 
     def command(self, name: str, *arguments: str) -> list[str]:
         """A command of PostgreSQL, as its user."""
-        wrap = () if self.root is None else ("sh", "-c", IN_ROOT, str(self.root), str(self.directory))
         uid, gid = self._owner
         user = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
-        return [*wrap, *user, str(self._bin / name), *arguments]
+        return [*in_root(self.root, self.directory), *user, str(self._bin / name), *arguments]
 
     def _configure(self, settings: dict[str, object]) -> None:
         given = {

@@ -56,6 +56,11 @@ exec unshare --mount --propagation private sh -c '
 """
 
 
+def in_root(root: Path | None, directory: Path) -> tuple[str, ...]:
+    """The beginning of a command line that runs in this root, with the directory; None: in this system."""
+    return () if root is None else ("sh", "-c", IN_ROOT, str(root), str(directory))
+
+
 class Rabbit:
     """A node on free ports. Statistics are made every second; ``interval_ms`` changes that. root: another system's, of
     which it is. joins: a node whose cluster it becomes a part of.
@@ -65,7 +70,7 @@ class Rabbit:
         self, directory: Path, interval_ms: int = 1000, root: Path | None = None, joins: Rabbit | None = None
     ) -> None:
         self.directory, self._root = directory, root
-        self._wrap = () if root is None else ("sh", "-c", IN_ROOT, str(root), str(directory))
+        self._wrap = in_root(root, directory)
         self.port, self.metrics_port, self.management_port, self.stream_port, self._epmd_port, dist, *tls = free_ports(
             8
         )

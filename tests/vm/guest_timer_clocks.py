@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 STEP_S, LONG_S = 7200.0, 3600.0
 #: Of a timer that has another one behind it: half of it is more than the requests of an emulated machine take.
 BEHIND_S = 60.0
+#: With a system's server, in a root of another release.
+PACKAGES = {
+    "redis": "redis-server",
+    "valkey": "valkey-server",
+    "rabbitmq": "rabbitmq-server",
+    "postgresql": "postgresql",
+}
 #: After the kind of such a timer.
 BEHIND = " behind another"
 
@@ -130,14 +137,16 @@ def tried(ones: Sequence[Tried]) -> list[dict[str, Any]]:
     ]
 
 
-def redis_timers(root: Path, _: str) -> Iterator[list[Tried]]:
+def redis_timers(root: Path, system: str) -> Iterator[list[Tried]]:
+    """Of Redis or of Valkey."""
+    from tests.servers.rabbitmq import in_root
     from tests.servers.test_redis_streams import Redis
 
-    server = Redis(root)
+    name = system.partition("@")[0]
+    server = Redis(root, command=(*in_root(other_root(system), root), f"{name}-server"))
     info: Any = server.do("INFO", "server")
     lines = dict(line.split(":", 1) for line in info.decode().split("\r\n") if ":" in line)
-    name = "valkey" if "valkey_version" in lines else "redis"
-    version = lines.get("valkey_version", lines["redis_version"])
+    version = {"redis": lines["redis_version"], "valkey": f"valkey {lines.get('valkey_version')}"}[name]
 
     def at(seconds: float) -> None:
         when: Any = server.do("TIME")
@@ -165,15 +174,15 @@ def redis_timers(root: Path, _: str) -> Iterator[list[Tried]]:
 
     try:
         key = Tried(
-            name,
+            "redis",
             version,
             "key expiry",
             lambda s: server.do("SET", "in", "1", "PX", int(s * 1000)) and None,
             lambda: server.do("EXISTS", "in") == 0,
         )
-        yield [key, Tried(name, version, "key expiry at a time", at, lambda: server.do("EXISTS", "at") == 0)]
-        yield [Tried(name, version, "idle time of pending entries", pending, claimable)]
-        yield [Tried(name, version, "XAUTOCLAIM", pending, claimed)]
+        yield [key, Tried("redis", version, "key expiry at a time", at, lambda: server.do("EXISTS", "at") == 0)]
+        yield [Tried("redis", version, "idle time of pending entries", pending, claimable)]
+        yield [Tried("redis", version, "XAUTOCLAIM", pending, claimed)]
     finally:
         server.stop()
 
@@ -247,10 +256,10 @@ class RabbitTries:
     so that nothing is asked of the queue itself.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, system: str) -> None:
         from tests.servers.rabbitmq import Rabbit
 
-        self.server, self._name, self._number = Rabbit(root), "", 0
+        self.server, self._name, self._number = Rabbit(root, root=other_root(system)), "", 0
         self._channel = self.server.connect().channel()
         self._channel.queue_declare("dead", durable=True, auto_delete=False)
 
@@ -284,8 +293,8 @@ class RabbitTries:
     def unused(self, seconds: float) -> None:
         self.declare("classic", **{"x-expires": int(seconds * 1000)})
 
-    def dead(self) -> bool:
-        return bool(self._channel.queue_declare("dead", passive=True)[1])
+    def dead(self, n: int = 1) -> bool:
+        return int(self._channel.queue_declare("dead", passive=True)[1]) >= n
 
     def dead_if_published(self) -> bool:
         """While others publish to the queue."""
@@ -302,8 +311,8 @@ class RabbitTries:
         return self._name not in {one["name"] for one in self.server.manage("GET", "queues?columns=name")}
 
 
-def rabbitmq_timers(root: Path) -> Iterator[Tried]:
-    its = RabbitTries(root)
+def rabbitmq_timers(root: Path, system: str) -> Iterator[Tried]:
+    its = RabbitTries(root, system)
     try:
         version = its.server.manage("GET", "overview?columns=rabbitmq_version")["rabbitmq_version"]
         for kind in ("classic", "quorum"):
@@ -314,13 +323,15 @@ def rabbitmq_timers(root: Path) -> Iterator[Tried]:
                 (", consumed", 2, its.dead_if_taken),
             ):
                 yield Tried("rabbitmq", version, name + more, its.with_ttl(kind, n), fired, 15.0, 10.0)
+            both = lambda: its.dead(2)  # noqa: E731
+            yield Tried("rabbitmq", version, name + BEHIND, its.with_ttl(kind), both, BEHIND_S, 10.0, its.publish)
         yield Tried("rabbitmq", version, "expiration of a message", its.expiring, its.dead, 15.0, 10.0)
         yield Tried("rabbitmq", version, "x-expires of a queue", its.unused, its.deleted, 15.0, 10.0)
     finally:
         its.server.end()
 
 
-def kafka_timers(root: Path) -> Iterator[Tried]:
+def kafka_timers(root: Path, _: str) -> Iterator[Tried]:
     """Its libraries are in /run/out/kafka-libraries, or fetched."""
     from confluent_kafka import Producer, TopicPartition
     from confluent_kafka.admin import NewTopic, OffsetSpec
@@ -356,12 +367,12 @@ def kafka_timers(root: Path) -> Iterator[Tried]:
         server.stop()
 
 
-def postgresql_timers(root: Path) -> Iterator[Tried]:
+def postgresql_timers(_: Path, system: str) -> Iterator[Tried]:
     import psycopg2
 
     from tests.servers.postgresql import TABLE, Postgres
 
-    server = Postgres()
+    server = Postgres(root=other_root(system))
     server.do(TABLE)
     ((version,),) = server.do("SHOW server_version")
     running: list[Any] = []
@@ -407,6 +418,14 @@ def of_release(name: str, package: str, path: str) -> list[str]:
     if not release:
         return [Path(path).name]
     return program(unpacked(f"{release}-{system}", release, (package, "libc6")), path)
+
+
+def other_root(name: str) -> Path | None:
+    """The root of the Debian release after the @; None: this host's system."""
+    from tests.servers.rabbitmq import release_root
+
+    system, _, release = name.partition("@")
+    return release_root(release, PACKAGES[system]) if release else None
 
 
 class NatsStream:
@@ -512,13 +531,14 @@ def etcd_timers(root: Path, name: str) -> Iterator[list[Tried]]:
         server.end()
 
 
-def one_by_one(timers: Callable[[Path], Iterator[Tried]]) -> Callable[[Path, str], Iterator[list[Tried]]]:
+def one_by_one(timers: Callable[[Path, str], Iterator[Tried]]) -> Callable[[Path, str], Iterator[list[Tried]]]:
     """For servers with a timer at a time."""
-    return lambda root, _: ([one] for one in timers(root))
+    return lambda root, system: ([one] for one in timers(root, system))
 
 
 SYSTEMS: dict[str, Callable[[Path, str], Iterator[list[Tried]]]] = {
     "redis": redis_timers,
+    "valkey": redis_timers,
     "kombu": kombu_timers,
     "celery": celery_timers,
     "nats": nats_timers,

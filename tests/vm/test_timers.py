@@ -18,7 +18,7 @@ import pytest
 from agent.queues.timers import rule
 from tests.releases import unpacked
 from tests.vm import machine
-from tests.vm.guest_timer_clocks import BEHIND
+from tests.vm.guest_timer_clocks import BEHIND, PACKAGES, other_root
 from tests.vm.guest_timers import HELD, LASTING, LOCKS, RUNNING, SEEN, STEP_S, WAIT_S, S
 from tests.vm.suite import CHECKOUT
 
@@ -33,7 +33,7 @@ ABOUT: dict[tuple[str, str], list[tuple[str, ...]]] = {
     **{
         ("rabbitmq", f"message TTL of a {where}{how}"): [("rabbitmq", kind, f"{where}s") for kind in ("ttl", "eta")]
         for where in ("classic queue", "quorum queue")
-        for how in ("", ", published to", ", consumed")
+        for how in ("", ", published to", ", consumed", BEHIND)
     },
     ("rabbitmq", "x-expires of a queue"): [("rabbitmq", "lease")],
     ("etcd", "lease"): [("etcd", "lease")],
@@ -48,8 +48,8 @@ ABOUT: dict[tuple[str, str], list[tuple[str, ...]]] = {
         for behind in ("", BEHIND)
     },
 }
-#: Servers of Debian 13 beside those of this host, where they can be had.
-TRIXIE = {"nats": ("nats-server", "libc6"), "etcd": ("etcd-server", "libc6")}
+#: Servers of Debian 13 beside those of this host, where they can be had: packages of each, or in a whole root.
+UNPACKED = {"nats": ("nats-server", "libc6"), "etcd": ("etcd-server", "libc6")}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,13 @@ def begin(pool: ThreadPoolExecutor, folders: pytest.TempPathFactory) -> Booted:
     out = folders.mktemp("timers")
     guest = [sys.executable, "-m", "tests.vm.guest_timers", "/run/out/seen.json"]
     names = ["redis", "kombu", "celery", "nats", "etcd", "postgresql", "rabbitmq"]
-    for name, packages in TRIXIE.items():
+    for name, packages in UNPACKED.items():
         with suppress(pytest.skip.Exception):
             unpacked(f"trixie-{name}", "trixie", packages)
+            names.append(f"{name}@trixie")
+    for name in PACKAGES:
+        with suppress(pytest.skip.Exception):
+            other_root(f"{name}@trixie")
             names.append(f"{name}@trixie")
     clocks = [sys.executable, "-m", "tests.vm.guest_timer_clocks", *names]
     script = f"{shlex.join(clocks)} | tee /run/out/clocks && {shlex.join(guest)}"
