@@ -78,7 +78,6 @@ FOR_TYPES = {
     ("agent.correlate.catalogue", "agent.correlate.view"),
     ("agent.correlate.catalogue", "agent.correlate.watch"),
     ("agent.correlate.episode", "agent.correlate.rank"),
-    ("agent.queues.judged", "agent.queues.catalogue"),
 }
 
 
