@@ -21,8 +21,9 @@ from agent.config import resolve
 from agent.errors import AgentError
 from agent.kernel.loading import SYSTEM_PYTHON
 from agent.posix import privilege, proc
-from agent.queues.catalogue import Queue, broker
+from agent.queues.catalogue import broker
 from agent.queues.credentials import load_credentials
+from agent.queues.queue import Queue
 
 
 class Check(NamedTuple):

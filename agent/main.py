@@ -27,7 +27,7 @@ from agent.log import ERROR, INFO, NOTICE, log_message
 from agent.posix import background, directories, privilege, proc
 from agent.posix.child import Child
 from agent.posix.rundir import RunDirectory
-from agent.posix.supervisor import begun
+from agent.posix.supervisor import Supervised, begun
 from agent.posix.systemd import Systemd
 from agent.service import control
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from agent.kernel.helper_client import Helper
     from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Loaded
-    from agent.kernel.loading import LoaderProcess
     from agent.kernel.probe import Parts
     from agent.queues.poller import QueuePoller
     from agent.service.live import Live
@@ -102,12 +101,12 @@ def _kernel_sources(
     return sources, clock, targets
 
 
-def _begun(uid: int, gid: int) -> tuple[LoaderProcess, AnalyzerPool]:
+def _begun(uid: int, gid: int) -> tuple[Supervised, AnalyzerPool]:
     """The processes that take longest to start: they do so while this one imports."""
-    from agent.kernel.loading import LoaderProcess
+    from agent.kernel import loading
     from agent.targets.analyzer_pool import AnalyzerPool
 
-    loader, analyzers = LoaderProcess(), AnalyzerPool()
+    loader, analyzers = loading.begin(), AnalyzerPool()
     analyzers.begin((uid, gid))
     return loader, analyzers
 

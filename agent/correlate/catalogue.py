@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from agent.correlate.episode import Episode, Verdict
-    from agent.correlate.thresholds import CorrelatorConfig
+    from agent.correlate.steps import Jumping
     from agent.correlate.view import View
     from agent.correlate.watch import Second, Watch
     from agent.correlate.words import Words
@@ -80,22 +80,6 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class Jumping:
-    """For a cause that moves the wall clock: how its jumps are found (agent/correlate/clock.py) and described.
-
-    change: the kind of a ``clock_change`` row. one, several: the verb for the clock. takes_actor: whether the sentence
-    names an actor. least_ns: the smallest change that counts. moves: it skips time or repeats it.
-    """
-
-    change: str
-    one: str = "jumped"
-    several: str = "jumped"
-    takes_actor: bool = True
-    moves: bool = True
-    least_ns: Callable[[CorrelatorConfig], int] = lambda _: 0
-
-
-@dataclass(frozen=True)
 class Cause:
     """Why something was wrong.
 
@@ -140,6 +124,15 @@ def causes() -> dict[str, Cause]:
     from agent.correlate import causes as room
 
     return joined(symptoms(), _in_order(all_declared(room, "CAUSE", Cause, named=True)))
+
+
+def symptom_of(episode: Episode) -> Symptom:
+    return symptoms()[episode.symptom]
+
+
+def order_of(episode: Episode) -> tuple[int, str, int, str]:
+    """Sort key: the lowest of several symptoms names a finding."""
+    return symptom_of(episode).order, episode.symptom, episode.start_ns, episode.subject
 
 
 _Ordered = TypeVar("_Ordered", Symptom, Cause)

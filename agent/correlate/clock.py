@@ -231,6 +231,7 @@ class ClockWatch:
         via = text(row["via"])
         return ClockJump(
             cause.name,
+            cause.jumps,
             t_ns,
             size,
             _int(row["err_ns"]),

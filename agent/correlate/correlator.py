@@ -10,17 +10,18 @@ import numpy as np
 from agent.batch import Batch
 from agent.common.copies import together
 from agent.correlate import evidence, same_fault
-from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
+from agent.correlate.catalogue import Cause, Symptom, causes, dtypes, kept, order_of, symptom_of, symptoms
 from agent.correlate.clock import ClockWatch
 from agent.correlate.episode import UNKNOWN, Episode, Verdict
 from agent.correlate.finding import Finding
 from agent.correlate.guard import Guard
 from agent.correlate.hours import HourWatch
 from agent.correlate.in_progress import ActiveEpisode, active_episodes
+from agent.correlate.inbox import Inbox, compact
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
 from agent.correlate.recurrence import Recurrences, reason
-from agent.correlate.rows import Inbox, OfSecond, compact
+from agent.correlate.rows import OfSecond
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import View
@@ -48,7 +49,8 @@ class Correlator:
         self._config, self.guard = config or CorrelatorConfig(), Guard(clock)
         self._judge_of = Judge(causes().values() if causes_to_judge is None else causes_to_judge, self.guard)
         self._inbox = Inbox(self._config.pending_rows)
-        self._view = View(self._config)
+        read = {table: dtypes()[table] for cause in causes().values() for table in cause.reads}
+        self._view = View(self._config, read, [one.name for one in symptoms().values() if one.polled_by_agent])
         self._clock = ClockWatch(self._config, self.guard)
         self._watches = self._of_symptoms()
         self.hours = next(watch for watch in self._watches if isinstance(watch, HourWatch))
@@ -194,11 +196,11 @@ class Correlator:
         ]
         self._pending = [e for e in self._pending if e not in due]
         for episode in sorted(
-            due, key=lambda e: (e.declared.watch is not ProcessWatch, e.order)
+            due, key=lambda e: (symptom_of(e).watch is not ProcessWatch, order_of(e))
         ):  # the ends of processes are the most certain
             verdicts = self._judge_of.rank(episode, self._view)
-            bare = episode.declared.bare and episode.metric not in episode.declared.alone
-            bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
+            bare = symptom_of(episode).bare and episode.metric not in symptom_of(episode).alone
+            bare &= not symptom_of(episode).shared or second - episode.start_ns // SECOND >= _OTHERS_S
             usual = self._recurrences.has(episode, reason(verdicts), second)
             if not usual and (bare or (verdicts and verdicts[0].score > 0)):
                 self._place(episode, verdicts)

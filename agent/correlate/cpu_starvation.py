@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.catalogue import symptom_of
 from agent.correlate.episode import Culprit, Episode
 from agent.correlate.preemption import preempted
 from agent.correlate.rows import groups
@@ -74,7 +75,7 @@ def inside_ns(episode: Episode, view: View) -> float:
 
 
 def _inside_ns(episode: Episode, view: View) -> float:
-    if not episode.declared.inside:
+    if not symptom_of(episode).inside:
         return 0.0
     return float(spent(episode, view, "cpu_delay")[0]["duration_ns"].sum())
 
@@ -125,7 +126,7 @@ def cpu_share(episode: Episode, view: View) -> float:
 
 
 def _cpu_share(episode: Episode, view: View) -> float:
-    if not episode.declared.inside:
+    if not symptom_of(episode).inside:
         return 0.0
     lost = spent(episode, view, "slow_syscall")[1]
     own = inside_ns(episode, view) / lost * (1 - elsewhere(episode, view)) if lost else 0.0

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent.correlate.catalogue import Symptom, symptoms
 from agent.correlate.words import Words
-
-if TYPE_CHECKING:
-    from agent.correlate.rank import Ranked
 
 
 @dataclass(eq=False)
@@ -52,15 +48,6 @@ class Episode:
     blame: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
     taker: str = ""
-
-    @property
-    def declared(self) -> Symptom:
-        return symptoms()[self.symptom]
-
-    @property
-    def order(self) -> tuple[int, str, int, str]:
-        """Sort key: the lowest of several symptoms names a finding."""
-        return self.declared.order, self.symptom, self.start_ns, self.subject
 
 
 @dataclass(frozen=True)
@@ -134,6 +121,17 @@ class Verdict:
     blamed: tuple[int, ...] = ()
     short: Words = ""
     checked: bool = True
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """verdicts: best first. of: the episode's values then. tracked: the parts of the view that were read (see
+    ``View.unchanged``).
+    """
+
+    verdicts: list[Verdict]
+    of: tuple[object, ...]
+    tracked: tuple[Any, ...]
 
 
 def item(

@@ -13,6 +13,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.common.address import peer_text
 from agent.common.sentence import plain
+from agent.correlate.catalogue import order_of, symptom_of
 from agent.correlate.episode import UNKNOWN, Episode, Evidence, item
 from agent.correlate.words import fit, peer, pieces, stored_peer
 from agent.tables import TABLES
@@ -76,14 +77,14 @@ def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
 
 def of_symptom(episode: Episode) -> Evidence:
     """What was wrong, as its own table shows it."""
-    table = episode.declared.tables.get(episode.metric, episode.declared.table)
+    table = symptom_of(episode).tables.get(episode.metric, symptom_of(episode).table)
     pid = {} if episode.pid is None or "pid" not in TABLES[table].by_name else {"pid": episode.pid}
     return item(
         table,
         episode.symptom,
         episode.value,
         episode.unit,
-        column=episode.declared.measured.get(episode.metric),
+        column=symptom_of(episode).measured.get(episode.metric),
         baseline=episode.base,
         t_ns=episode.start_ns,
         end_ns=max(episode.start_ns, episode.end_ns),
@@ -97,7 +98,7 @@ def _pieces(finding: Finding) -> Iterator[Piece]:
         cause = finding.steps.verdict.cause
         for one in finding.steps.evidence():
             yield (TIMELINE if one.table == "clock_change" else FOR), cause, one
-    for episode in sorted(finding.episodes, key=lambda e: e.order):
+    for episode in sorted(finding.episodes, key=order_of):
         yield TIMELINE, "", of_symptom(episode)
     for verdict in finding.ranked():
         for one in verdict.evidence:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.sentence import Piece, plain
-from agent.correlate.catalogue import causes, symptoms
+from agent.correlate.catalogue import causes, order_of, symptom_of, symptoms
 from agent.correlate.episode import UNKNOWN, UNKNOWN_CULPRIT, Episode, Verdict
 from agent.correlate.named import others
 from agent.correlate.rank import best_first
@@ -94,7 +94,7 @@ class Finding:
         best: dict[str, Verdict] = {}
         main = self.main if self.episodes else None
         for episode in sorted(
-            self.episodes, key=lambda e: (id(e) in self.indirect, id(e) in self.provisional, e.order)
+            self.episodes, key=lambda e: (id(e) in self.indirect, id(e) in self.provisional, order_of(e))
         ):
             for verdict in self.verdicts[id(episode)]:
                 if verdict.short and episode is not main:
@@ -134,7 +134,7 @@ class Finding:
 
     @property
     def main(self) -> Episode:
-        return min(self.episodes, key=lambda e: e.order)
+        return min(self.episodes, key=order_of)
 
     def accepts(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
         """Whether an episode with this best cause belongs here."""
@@ -146,7 +146,7 @@ class Finding:
             and episode.end_ns >= self.start_ns - merge_ns
         )
         same = cause.cause == mine.cause or _merge_group(cause.cause) == _merge_group(mine.cause) != ""
-        if cause.cause == UNKNOWN and episode.declared.shared and near and self._about(episode):
+        if cause.cause == UNKNOWN and symptom_of(episode).shared and near and self._about(episode):
             return True
         if cause.cause == UNKNOWN:
             return (
@@ -256,7 +256,7 @@ class Finding:
         rest = others(self.main, self.episodes, self.cause.culprit)
         reported = {e.subject for e in rest}
         terminations = {
-            e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in reported
+            e.subject: e.comm for e in self.episodes if symptom_of(e).table == "process_event" and e.subject in reported
         }
         alike = Counter(terminations.values())
         several = {comm for comm, n in alike.items() if n > _ALIKE}
@@ -279,7 +279,7 @@ def _in_json(parts: list[Piece]) -> bytes:
 
 def _clause(e: Episode) -> Words:
     """What was wrong with what, how much, and when."""
-    return e.declared.clause(e)
+    return symptom_of(e).clause(e)
 
 
 def _merge_group(cause: str) -> str:

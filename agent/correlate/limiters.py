@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.common.alike import least
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.watch import Second, Watch
+from agent.correlate.watch import JudgedSymptom, Second, Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
@@ -102,7 +101,9 @@ class LimiterWatch(Watch):
         "watched",
     )
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+    def __init__(
+        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
+    ) -> None:
         super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from agent.correlate.catalogue import Cause, Rule, causes
-from agent.correlate.episode import Episode, Evidence, Verdict
+from agent.correlate.episode import Episode, Evidence, Ranked, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
 from agent.correlate.words import render
@@ -16,17 +15,6 @@ from agent.tables import TABLES
 _LEAST = 0.3  # a verdict below this is no explanation
 #: Tables that have rows all the time, whatever happens, if they are recorded at all: by a column that they have.
 _STEADY = ("interval_ns", "poll_ns")
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """verdicts: best first. of: the episode's values then. tracked: the parts of the view that were read (see
-    ``View.unchanged``).
-    """
-
-    verdicts: list[Verdict]
-    of: tuple[object, ...]
-    tracked: tuple[Any, ...]
 
 
 class Judge:

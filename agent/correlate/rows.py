@@ -1,12 +1,9 @@
-"""Buffers of rows: those that wait for the watermark, and those kept as evidence. Only the columns that are read are
-kept.
-"""
+"""Rows kept as evidence, and what is done with rows."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ import numpy as np
 from agent.common.alike import alike, begins, by_bytes
 from agent.common.copies import in_bytes, pick, together
 from agent.common.fairness import earlier
-from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
 _MANY = 1024  # values, most of which occur several times
@@ -32,33 +28,6 @@ def start_ticks(rows: np.ndarray) -> np.ndarray:
     The kernel's probes give nanoseconds, /proc/PID/stat gives whole ticks, rounded down: they are equal only in ticks.
     """
     return np.asarray(rows["proc_start_ns"] // 10_000_000)
-
-
-@cache
-def _pieces(table: str, given: np.dtype[np.void]) -> tuple[np.dtype[np.void], np.dtype[np.void]]:
-    """The kept columns as dtypes of pieces, in rows of ``given`` and in rows of ``dtypes()[table]``. Columns that are
-    neighbours in both form one piece.
-    """
-    kept_dtype, pieces = dtypes()[table], list[tuple[int, int, int]]()
-    for name in kept_dtype.names or ():
-        of, at = given.fields[name][:2]  # type: ignore[index]
-        assert of == kept_dtype[name], f"{table}.{name} is {of}"
-        if pieces and sum(pieces[-1][::2]) == at:
-            pieces[-1] = *pieces[-1][:2], pieces[-1][2] + of.itemsize
-        else:
-            pieces.append((at, kept_dtype.fields[name][1], of.itemsize))  # type: ignore[index]
-    names, formats = [str(i) for i in range(len(pieces))], [f"V{size}" for _, _, size in pieces]
-    of_given, of_kept = (
-        np.dtype({"names": names, "formats": formats, "offsets": list(offsets), "itemsize": whole.itemsize})
-        for offsets, whole in zip(list(zip(*pieces, strict=True))[:2], (given, kept_dtype), strict=True)
-    )
-    return of_given, of_kept
-
-
-def compact(table: str, rows: np.ndarray) -> np.ndarray:
-    """The columns of ``rows`` that are kept, dtype ``dtypes()[table]``."""
-    given, kept_dtype = _pieces(table, rows.dtype)
-    return np.asarray(rows.view(given).astype(kept_dtype).view(dtypes()[table]))
 
 
 def as_bytes(rows: np.ndarray) -> np.ndarray:
@@ -95,51 +64,6 @@ def in_order(rows: np.ndarray) -> np.ndarray:
         sub = order[tied]
         order[tied] = sub[by_bytes(pick(rows, sub), begins(t_ns[tied]))]
     return pick(rows, order)
-
-
-class Inbox:
-    """Rows that wait for the watermark. Beyond ``limit`` rows of a table, the oldest arrivals are dropped and
-    counted.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._waiting: dict[str, list[np.ndarray]] = {table: [] for table in kept()}
-        self._rows = dict.fromkeys(kept(), 0)
-        self.dropped = 0
-
-    def add(self, table: str, rows: np.ndarray) -> None:
-        waiting = self._waiting[table]
-        waiting.append(rows)
-        self._rows[table] += len(rows)
-        while self._rows[table] > self._limit:
-            over = self._rows[table] - self._limit
-            gone = min(over, len(waiting[0]))
-            waiting[0] = waiting[0][gone:]
-            if not len(waiting[0]):
-                waiting.pop(0)
-            self._rows[table] -= gone
-            self.dropped += gone
-
-    def take(self, until_ns: int) -> dict[str, np.ndarray]:
-        """Rows with ``t_ns <= until_ns``, in order; the rest stays."""
-        taken: dict[str, np.ndarray] = {}
-        for table, waiting in self._waiting.items():
-            if not waiting:
-                continue
-            rows = together(waiting)
-            due = rows["t_ns"] <= until_ns
-            if due.all():
-                waiting.clear()
-            elif due.any():
-                waiting[:] = [pick(rows, ~due)]
-                rows = pick(rows, due)
-            else:
-                waiting[:] = [rows]
-                continue
-            self._rows[table] = sum(map(len, waiting))
-            taken[table] = in_order(rows)
-        return taken
 
 
 _CHANGES = 512

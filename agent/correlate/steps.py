@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.correlate.catalogue import Jumping, causes
 from agent.correlate.episode import Culprit, Evidence, Verdict, item
+from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.words import Words, aside, joined, listing, process, render, span, value
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
@@ -58,6 +59,22 @@ class MovedTimers:
     most_ns: int
 
 
+@dataclass(frozen=True)
+class Jumping:
+    """For a cause that moves the wall clock: how its jumps are found (agent/correlate/clock.py) and described.
+
+    change: the kind of a ``clock_change`` row. one, several: the verb for the clock. takes_actor: whether the sentence
+    names an actor. least_ns: the smallest change that counts. moves: it skips time or repeats it.
+    """
+
+    change: str
+    one: str = "jumped"
+    several: str = "jumped"
+    takes_actor: bool = True
+    moves: bool = True
+    least_ns: Callable[[CorrelatorConfig], int] = lambda _: 0
+
+
 @dataclass(eq=False)
 class ClockJump:
     """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected. alarm:
@@ -66,6 +83,7 @@ class ClockJump:
     """
 
     cause: str
+    declared: Jumping
     t_ns: int
     size_ns: int
     err_ns: int | None
@@ -79,12 +97,6 @@ class ClockJump:
     minor: bool = False
     unwatched_ns: int | None = None
     series: JumpSeries = field(init=False, repr=False)
-
-    @property
-    def declared(self) -> Jumping:
-        jumps = causes()[self.cause].jumps
-        assert jumps is not None
-        return jumps
 
     @property
     def backward(self) -> bool:

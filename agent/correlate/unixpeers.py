@@ -8,7 +8,6 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import together
-from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import groups
 from agent.correlate.words import name_unix
 from agent.tables import TABLES
@@ -16,11 +15,10 @@ from agent.tables import TABLES
 _CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", "server"))
 
 
-def with_unix(rtt: np.ndarray | None, contacted: np.ndarray) -> np.ndarray:
+def with_unix(form: np.dtype[np.void], rtt: np.ndarray | None, contacted: np.ndarray) -> np.ndarray:
     """Rows of ``tcp_rtt`` and, for each row of ``unix_peer``, one of the client and one of the server. They have no
-    network time, so they never count as a slow network.
+    network time, so they never count as a slow network. form: of the result.
     """
-    form = dtypes()["tcp_rtt"]
     for i in groups([contacted["peer"]])[0] if len(contacted) else ():
         name_unix(contacted["peer"][i].tobytes(), bytes(contacted["path"][i]))
     out = np.zeros(2 * len(contacted), form)

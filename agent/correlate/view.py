@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from agent.columns import NULL_I64
 from agent.common.alike import least, most, packed
 from agent.common.copies import only, pick, together
-from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
@@ -51,13 +50,19 @@ _ELSEWHERE = {
 
 
 class View:
-    """Evidence of the last ``keep_ns``, reduced to rows that can be evidence."""
+    """Evidence of the last ``keep_ns``, reduced to rows that can be evidence.
 
-    def __init__(self, config: CorrelatorConfig) -> None:
-        self.config = config
-        read = {table: None for cause in causes().values() for table in cause.reads if table not in _ELSEWHERE}
-        self.rings = {t: LastRows(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
-        self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
+    forms: of the rows, by table that some cause reads. polled: symptoms of the agent's own polls.
+    """
+
+    def __init__(
+        self, config: CorrelatorConfig, forms: Mapping[str, np.dtype[np.void]], polled: Collection[str]
+    ) -> None:
+        self.config, self._forms, self._polled = config, forms, polled
+        self.rings = {
+            t: LastRows(form, config.keep_rows, config.keep_ns) for t, form in forms.items() if t not in _ELSEWHERE
+        }
+        self.decisions = LastRows(forms["limiter_decision"], config.keep_rows, config.keep_ns)
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
@@ -113,7 +118,7 @@ class View:
         floor = self.config.evidence_floor_ns
         self.recorded.update(table for table, its in rows.items() if len(its))
         if "unix_peer" in rows and "tcp_rtt" in self.rings:
-            rows = {**rows, "tcp_rtt": with_unix(rows.get("tcp_rtt"), rows["unix_peer"])}
+            rows = {**rows, "tcp_rtt": with_unix(self._forms["tcp_rtt"], rows.get("tcp_rtt"), rows["unix_peer"])}
         for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:
@@ -147,7 +152,7 @@ class View:
         """The network namespace from which the episode's process talks to a peer; for the agent's own polls, the
         agent's.
         """
-        if episode.declared.polled_by_agent:
+        if episode.symptom in self._polled:
             return self.home
         found = [
             self.own(self.rings[t].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)

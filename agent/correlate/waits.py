@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.catalogue import symptom_of
 from agent.correlate.episode import Episode, Evidence, item
 from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
@@ -72,7 +73,7 @@ PEERS = {
 
 def _slow(episode: Episode, view: View) -> np.ndarray:
     """The episode's slow decisions, or slow requests."""
-    if episode.declared.table in REQUESTS:
+    if symptom_of(episode).table in REQUESTS:
         return slow(episode, view)
     d = view.decisions.between(episode.start_ns, episode.end_ns)
     d = d[d["limiter_id"] == str(episode.key[0]).encode()] if len(d) else d
@@ -88,7 +89,7 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
     Rows inside decisions count only with their time inside: a call that began long before was idle until then.
     """
     rows = view.own(view.during(table, episode), episode)
-    if episode.declared.inside:
+    if symptom_of(episode).inside:
         slow = _slow(episode, view)
         lost = float(np.maximum(took(slow) - episode.base, 0).sum())
         if len(slow):
@@ -200,7 +201,7 @@ def on_peers(episode: Episode, view: View) -> list[PeerWait]:
 
 def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
-    serves = episode.declared.table in REQUESTS
+    serves = symptom_of(episode).table in REQUESTS
     calls = on_others(calls, episode, view) if serves else calls
     handshaking = _ended_in(view, episode, calls, "tls_handshake")
     to_peer, in_handshake = calls[calls["peer"] != NO_PEER], handshaking[calls["peer"] != NO_PEER]
@@ -223,7 +224,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         sure *= 0.85
     summed: dict[bytes, float] = {}
     if not waited:
-        worst = episode.value if episode.declared.inside else 0.0
+        worst = episode.value if symptom_of(episode).inside else 0.0
         summed = {
             raw: ns
             for raw, ns in view.unusual_waits(episode).items()
@@ -244,7 +245,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
-        longest = min(float(most), episode.value) if episode.declared.inside else float(most)
+        longest = min(float(most), episode.value) if symptom_of(episode).inside else float(most)
         found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
     return found
 
@@ -303,7 +304,7 @@ def _peer(
 
 def slow_spans(episode: Episode, view: View) -> Spans:
     """The times of the waits: (begins, ends); of decisions, those at least half as slow as the slowest."""
-    if episode.declared.inside and len(slow := _slow(episode, view)):
+    if symptom_of(episode).inside and len(slow := _slow(episode, view)):
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
         return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]
     return np.array([episode.start_ns]), np.array([episode.end_ns])

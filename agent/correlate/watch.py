@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.series import Series
@@ -40,6 +40,17 @@ class Rise:
     instead: str = ""
 
 
+class JudgedSymptom(Protocol):
+    """What a watch uses of a symptom (``Symptom`` in agent/correlate/catalogue.py)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def adopted(self) -> bool: ...
+    @property
+    def judge(self) -> Callable[[Any, Second], list[Episode]] | None: ...
+
+
 class Watch(ABC):
     """Watches one kind of subject. Subclasses fill ``series`` and describe episodes; their symptoms judge the
     seconds.
@@ -47,7 +58,9 @@ class Watch(ABC):
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+    def __init__(
+        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
+    ) -> None:
         self.config = config
         self.symptoms, self._guard = symptoms, guard or Guard()
         self.series = Series(self.metrics, config.subjects)

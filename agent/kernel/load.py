@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
-from agent.kernel.loading import LoaderProcess
+from agent.kernel.loading import TIMEOUT_S, begin
 from agent.kernel.probe import Probe, ordered
 from agent.kernel.wire import Wire, WireError
+from agent.posix.supervisor import Supervised
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 _MAX_FDS = 256
@@ -153,8 +154,7 @@ class Loading:
     """Programs that are being compiled, loaded and attached; ``finish`` waits for them.
 
     loader: a process that was started before. Raises AgentError for BPF sources that are missing or have wrong wire
-    structs; ValueError for families with a circular order, or with more maps
-    than counters; OSError if the loader cannot be started.
+    structs; ValueError for families with a circular order, or with more maps than counters.
     """
 
     def __init__(
@@ -164,49 +164,52 @@ class Loading:
         *,
         bpf_dir: Path = BPF_DIR,
         btf: str = "/sys/kernel/btf/vmlinux",
-        loader: LoaderProcess | None = None,
+        loader: Supervised | None = None,
     ) -> None:
         self._probes = ordered(families)
         self._job, self._wire = _job(self._probes, options or {}, bpf_dir, btf)
-        self._loader = loader or LoaderProcess()
+        self._loader = loader or begin()
         self._send()
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which its socket shows
-            self._loader.send(self._job)
+        if self._loader.socket is not None:
+            with contextlib.suppress(OSError):  # it has ended, which its socket shows
+                self._loader.socket.send(json.dumps(self._job).encode())
 
     def finish(self) -> Loaded:
-        """Waits for the loader. A loader that is killed is run once more.
+        """Waits for the loader. A loader that fails is run once more.
 
         Families that cannot be attached are ``unavailable`` with the reason. Only a missing BCC or missing privileges
         raise AgentError (exit code 5).
         """
-        loaded = self._fresh()
-        if self._received(loaded) is None:
-            return loaded
-        release(loaded)
-        loaded, self._loader = self._fresh(), LoaderProcess()
-        self._send()
-        if (status := self._received(loaded)) is not None:
+        while not self._received(loaded := self._fresh()):
             release(loaded)
-            for family in loaded.families.values():
-                family.reason, family.remedy = f"the loader {status}", "restart tickscope; see its log"
+            if self._loader.restarts.given_up:
+                for family in loaded.families.values():
+                    family.reason = f"the loader failed twice: {self._loader.restarts.why}"
+                    family.remedy = "restart tickscope; see its log"
+                break
+            self._loader.start()
+            self._send()
         return loaded
 
     def _fresh(self) -> Loaded:
         counted = [m for p in self._probes for m in loss_counted(p)]
         return Loaded({p.name: Family(p) for p in self._probes}, self._wire, counted)
 
-    def _received(self, loaded: Loaded) -> str | None:
-        """None when the loader has finished, else how it ended."""
+    def _received(self, loaded: Loaded) -> bool:
+        """Whether the loader has sent everything; otherwise it is gone."""
         try:
-            while _receive(self._loader.socket, loaded):
+            while self._loader.socket is not None and _receive(self._loader.socket, loaded):
                 pass
-            return None
-        except (EOFError, OSError) as error:
-            return self._loader.ended(error)
+            return self._loader.socket is not None
+        except TimeoutError:
+            self._loader.fail(f"it took longer than {TIMEOUT_S:g} s")
+        except (EOFError, OSError):
+            self._loader.wait(TIMEOUT_S)
         finally:
             self._loader.close()
+        return False
 
 
 def load(families: Iterable[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR) -> Loaded:

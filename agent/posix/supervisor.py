@@ -3,7 +3,7 @@ for ``status``.
 
 A child that must be small or keeps a privilege is forked in the agent's first lines (``agent.posix.child.fork``, then
 ``Supervised.adopt``). Otherwise ``spawn`` runs a module of the agent on demand. A child sets limits on its memory and
-the like itself, before it reads anything. The agent's loop calls ``check``; only ``close`` waits.
+the like itself, before it reads anything. The agent's loop calls ``check``; only ``close`` and ``wait`` wait.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class ChildProcess(Protocol):
     returncode: int | None
 
     def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, sig: int) -> None: ...
     def kill(self) -> None: ...
 
@@ -94,21 +93,28 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the process. Raises subprocess.TimeoutExpired."""
-        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        while (code := self.poll()) is None:
-            if time.monotonic() >= end:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            time.sleep(0.002)
-        return code
-
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, sig)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _readable(fd: int, within_s: float) -> bool:
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(max(0.0, within_s) * 1000))
+
+
+def _end_of(process: ChildProcess, within_s: float) -> int | None:
+    """Waits for a process, that long at most. Returns its return code, None if it still runs."""
+    with contextlib.ExitStack() as held, contextlib.suppress(OSError):  # of no descriptor left
+        if process.poll() is None:
+            handle = os.pidfd_open(process.pid)
+            held.callback(os.close, handle)
+            _readable(handle, within_s)
+    return process.poll()
 
 
 def spawn(
@@ -145,6 +151,22 @@ def spawn(
         )
 
 
+def spawn_with_socket(
+    module: str | Sequence[str], *args: object, fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """``spawn`` with a SOCK_SEQPACKET pair: the child's end is the first argument. Returns the process and the agent's
+    end. Raises OSError, with both ends closed.
+    """
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with child_end:
+        fd = child_end.fileno()
+        try:
+            return spawn(module, fd, *args, fds=(fd, *fds), environment=environment), parent_end
+        except OSError:
+            parent_end.close()
+            raise
+
+
 def spawn_with_settings(
     module: str, label: str, settings: Mapping[str, object], *more: int
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -155,20 +177,13 @@ def spawn_with_settings(
     label: of the memory with the settings. more: further descriptors for the child. Raises OSError, with all
     descriptors closed.
     """
-    with contextlib.ExitStack() as held:
-        memory = os.memfd_create(label, os.MFD_CLOEXEC)  # not the command line, which any user may read
-        file = held.enter_context(open(memory, "w+b", buffering=0))
+    memory = os.memfd_create(label, os.MFD_CLOEXEC)  # not the command line, which any user may read
+    with open(memory, "w+b", buffering=0) as file:
         file.write(json.dumps(settings).encode())
         file.seek(0)
-        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        held.enter_context(child_end)
-        fds = child_end.fileno(), file.fileno()
-        try:
-            parent_end.setblocking(False)
-            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), parent_end
-        except OSError:
-            parent_end.close()
-            raise
+        process, sock = spawn_with_socket(module, memory, os.getpid(), *more, fds=(memory, *more))
+    sock.setblocking(False)
+    return process, sock
 
 
 def how(code: int) -> str:
@@ -235,6 +250,8 @@ class Supervised:
     ``beat`` for this long it counts as silent; after hung_s it is killed and restarted; 0: no heartbeat is expected.
     ends_s: time to end by itself before it is killed. restarts: when it is restarted, by default never.
 
+    fault: why an end with this return code is a fault; empty for a process that has done its one job.
+
     ``process``, ``socket``: None while there is none. ``silent``: no heartbeat. ``problem``: text, empty while all is
     well. ``drained``: its socket was read to the end, so that its exit may be reported.
     """
@@ -246,6 +263,7 @@ class Supervised:
         start: Callable[[], tuple[ChildProcess, socket.socket | None] | None] = _nothing,
         over: Callable[[], None] = _nothing,
         *,
+        fault: Callable[[int], str] = how,
         silent_s: float = 0.0,
         hung_s: float = HUNG_S,
         ends_s: float = 2.0,
@@ -259,6 +277,7 @@ class Supervised:
         self.silent, self.drained, self.problem = False, True, ""
         self._reported, self._beats = "", False
         self._does, self._start, self._over, self._meanwhile = f"the process that {does}", start, over, meanwhile
+        self._fault = fault
         self._ending: list[tuple[ChildProcess, float]] = []  # each with the time to kill it
         self._checked_s = self._beat_s = time.monotonic()
         self._held_up_s = 0.0
@@ -269,7 +288,7 @@ class Supervised:
         try:
             started = self._start()
         except OSError as error:
-            self.fail(f"cannot be started: {error.strerror or error}")
+            self.fail(f"a process cannot be started: {error.strerror or error}")
             return False
         if started is not None:
             self.adopt(*started)
@@ -294,11 +313,7 @@ class Supervised:
 
     def readable(self) -> bool:
         """Whether data waits on its socket."""
-        if self.socket is None:
-            return False
-        waiting = select.poll()
-        waiting.register(self.socket, select.POLLIN)
-        return bool(waiting.poll(0))
+        return self.socket is not None and _readable(self.socket.fileno(), 0.0)
 
     @property
     def quiet_s(self) -> float:
@@ -328,7 +343,7 @@ class Supervised:
 
     def check(self) -> None:
         """Checks the process, and starts it if needed."""
-        now_s = self._checked_s
+        now_s = time.monotonic()
         if self.process is None and self.restarts.due(now_s) and len(self._ending) < _MOST_ENDING:
             self.start()
         if self._held_up_s > _HELD_UP_S:
@@ -337,11 +352,32 @@ class Supervised:
         if self.process is not None:
             code = self.process.poll()
             if code is not None and (self.drained or quiet_s > self.silent_s):  # messages that it sent are read first
-                self.fail(how(code))
+                self._ended(code)
             elif quiet_s > self.hung_s:
                 self.fail("it sent no heartbeat")
         self.silent = self.process is not None and quiet_s > self.silent_s
         self.problem = self._problem()
+
+    def _ended(self, code: int) -> None:
+        if why := self._fault(code):
+            self.fail(why)
+        else:
+            self.end()
+            self.restarts.forget()
+
+    def wait(self, within_s: float) -> None:
+        """Waits until the process has ended by itself; kills it after that time."""
+        if self.process is not None:
+            code = _end_of(self.process, within_s)
+            if code is None:
+                self.fail(f"it took longer than {within_s:g} s")
+            else:
+                self._ended(code)
+
+    def leave(self) -> None:
+        """Leaves a process that ends by itself and may outlive the agent."""
+        if self.process is not None:  # with a code, subprocess no longer waits for it, nor warns about it
+            self.process.returncode, self.process = self.process.poll() or 0, None
 
     def _problem(self) -> str:
         if self.restarts.given_up:
@@ -398,9 +434,10 @@ class Supervised:
         process, sock, self.process, self.socket = self.process, self.socket, None, None
         if sock is not None:
             sock.close()
-        for number in (signal.SIGKILL,) if kill else (signal.SIGCONT,) if sock is not None else _POLITE:
-            process.send_signal(number)
-        self._ending.append((process, time.monotonic() + self.ends_s))
+        if process.poll() is None:
+            for number in (signal.SIGKILL,) if kill else (signal.SIGCONT,) if sock is not None else _POLITE:
+                process.send_signal(number)
+            self._ending.append((process, time.monotonic() + self.ends_s))
         self.silent = False
         self._over()
 
@@ -408,8 +445,7 @@ class Supervised:
         """Ends it and waits, for ``ends_s`` at most."""
         self.end(kill=kill)
         for process, until_s in self._ending:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until_s - time.monotonic()))
+            _end_of(process, until_s - time.monotonic())
         self.reap()
 
 

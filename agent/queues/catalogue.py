@@ -10,29 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from agent.common.declared import declared, files
 from agent.common.settings import TOP, Place, read, value
 from agent.queues.judged import Judged
-
-#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. A missing
-#: value, or None, is unknown. agent/queues/judged.py adds the columns that all brokers share.
-Row = Mapping[str, object]
-
-
-class Queue(Protocol):
-    """A server that can be polled for the state of its queues."""
-
-    name: str
-
-    def poll(self) -> list[Row]:
-        """Polls once; may block up to its own timeout. A server that does not answer is a row (``status`` down,
-        ``failure``, ``reason``), not an exception.
-        """
-        ...
-
-    def close(self) -> None: ...
+from agent.queues.queue import Queue
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.columns import fitted
-from agent.queues.catalogue import Row
+from agent.queues.queue import Row
 from agent.tables import TABLES
 
 MAX_GONE = 64  # the oldest are forgotten

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.queues.order import OrderedQueue
+from agent.queues.queue import Queue, Row
 from agent.queues.status import Progress, Sample
 from agent.queues.timers import TimedQueue, rows
-
-if TYPE_CHECKING:
-    from agent.queues.catalogue import Queue, Row
 
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
 UNANSWERED = 3

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.common.fairness import UpperBound
-from agent.queues.catalogue import Row
 from agent.queues.kafka_client import READING, Key
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
+from agent.queues.queue import Row
 
 #: Records of all partitions that are known at the first poll; of a poll; and those that are taken at a time.
 FIRST, MOST, _AT_ONCE = 1000, 5000, 200

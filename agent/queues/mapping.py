@@ -16,8 +16,8 @@ from typing import Any
 
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
-from agent.queues.catalogue import Row
 from agent.queues.prometheus_text import NotPrometheus, labels, metric_samples, whole_number
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 
 MAX_QUEUES = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from agent.common.packing import Packer
-from agent.queues.catalogue import Row
+from agent.queues.queue import Row
 from agent.tables import TABLES
 
 TABLE = TABLES["queue_lag"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from agent.queues.catalogue import Row
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-from agent.queues.catalogue import Row
 from agent.queues.commits import Commits
 from agent.queues.end_offsets import EndOffsets
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 
 MAX_SLOTS = 256

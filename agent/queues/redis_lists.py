@@ -19,8 +19,8 @@ import hiredis
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
-from agent.queues.catalogue import Row
 from agent.queues.gone import Gone
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.redis_rights import Command, missing_rule
 

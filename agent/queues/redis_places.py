@@ -15,8 +15,8 @@ import hiredis
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.queues.catalogue import Row
 from agent.queues.order import OrderedQueue
+from agent.queues.queue import Row
 from agent.queues.redis_scan import is_pattern
 
 #: The place is asked for so often, and at once when a server does not answer, or is no primary.

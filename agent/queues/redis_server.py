@@ -7,8 +7,8 @@ from abc import abstractmethod
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.queues.catalogue import Row
 from agent.queues.order import OrderedQueue
+from agent.queues.queue import Row
 from agent.queues.redis_info import Counters
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 

@@ -13,9 +13,9 @@ import hiredis
 
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
-from agent.queues.catalogue import Row
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
+from agent.queues.queue import Row
 from agent.queues.redis_reading import Id, Stream, after, entry_id, shown
 from agent.queues.redis_rights import Command
 

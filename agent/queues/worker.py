@@ -25,10 +25,11 @@ from typing import Any
 from agent.common.fairness import UpperBound
 from agent.posix import privilege
 from agent.posix.stacks import limit_stacks
-from agent.queues.catalogue import Row, broker
+from agent.queues.catalogue import broker
 from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
+from agent.queues.queue import Row
 from agent.queues.rounds import Rounds
 
 #: Kind of the payload (rows of the table with that number in ``SENT``; or as a heartbeat the failures that are errors

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.posix.supervisor import Restarts, Supervised, spawn
+from agent.posix.supervisor import ChildProcess, Restarts, Supervised, how, spawn
 from agent.store import UNREADABLE
 
 _RETRY_S = 30.0
@@ -30,17 +29,22 @@ class Limits:
 
 class SealerProcess:
     """The sealer's parent side. limits: passed to the next sealer. command: run instead of the sealer, with the
-    sealer's options. error: the last line of the last sealer's stderr.
+    sealer's options.
     """
 
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._dir_fd = dir_fd
         self.limits = limits
         self._command = command or "agent.store.seal"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._child = Supervised("sealer", "seals the store", restarts=Restarts(_RETRY_S, _RETRY_S, in_a_row=None))
+        restarts = Restarts(_RETRY_S, _RETRY_S, in_a_row=None)
+        self._child = Supervised("sealer", "seals the store", self._start, fault=self._fault, restarts=restarts)
         self._wanted = self._done = self._running = 0
-        self.error = ""
+        self._unreadable = ""
+
+    @property
+    def error(self) -> str:
+        """Why the last sealer failed, or what it could not read."""
+        return self._child.restarts.why or self._unreadable
 
     def request(self, below: int) -> None:
         """Requests that every hot segment below this sequence number is sealed soon."""
@@ -48,67 +52,38 @@ class SealerProcess:
         self.poll()
 
     def poll(self) -> None:
-        """Reaps a sealer that ended, and starts the next if there is work."""
-        self._reap()
-        self._child.reap()
-        if self._process is None and self._wanted > self._done and self._child.restarts.due(time.monotonic()):
-            self._start()
+        """Notes how a sealer ended, and starts the next if there is work."""
+        self._child.check()
 
     def close(self) -> None:
         """Leaves a running sealer alone; it needs nothing from the agent. If it is killed, as systemd does, the next
         start seals again.
         """
-        self._reap()
-        if self._process is not None:
-            if self._process.stderr is not None:
-                self._process.stderr.close()
-            self._process.returncode = 0  # no longer waited for: prevents Popen's warning when collected
-            self._process = None
+        self._child.leave()
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits until nothing is left to seal. Raises subprocess.TimeoutExpired."""
-        while self._wanted > self._done or self._process is not None:
-            self.poll()
-            if self._process is None:
-                return
-            self._process.wait(timeout_s)
-
-    def _reap(self) -> None:
-        process = self._process
-        if process is None or (code := process.poll()) is None:
-            return
-        stderr = b""
-        if process.stderr:
-            stderr = process.stderr.read()
-            process.stderr.close()
-        self._process = None
-        reason = stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        if code in (0, UNREADABLE):  # an unreadable segment stays unreadable, so no retry
-            self._child.end()
-            self._done, self.error = max(self._done, self._running), reason
-        else:
-            self._failed(reason or f"the sealer ended with status {code}")
-
-    def _start(self) -> None:
-        limits = self.limits
-        self._running = self._wanted
+    def _start(self) -> tuple[ChildProcess, None] | None:
+        if self._wanted <= self._done:
+            return None
+        self._running, limits = self._wanted, self.limits
+        self._stderr = open(os.memfd_create("tickscope-sealer"), "rb")  # noqa: SIM115 - a pipe may fill up
         options = ("--dir-fd", self._dir_fd, "--below", self._running)
         bounds = ("--max-bytes", limits.max_bytes, "--max-age-s", limits.max_age_s)
-        try:
-            self._process = spawn(
-                self._command,
-                *options,
-                *bounds,
-                fds=(self._dir_fd,),
-                environment=os.environ,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        except OSError as error:
-            self._failed(f"cannot start the sealer: {error}")
-        else:
-            self._child.adopt(self._process)
+        process = spawn(
+            self._command,
+            *options,
+            *bounds,
+            fds=(self._dir_fd,),
+            environment=os.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr.fileno(),
+        )
+        return process, None
 
-    def _failed(self, reason: str) -> None:
-        self.error = reason
-        self._child.fail(reason)
+    def _fault(self, code: int) -> str:
+        with self._stderr:
+            self._stderr.seek(0)
+            line = self._stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if code not in (0, UNREADABLE):  # an unreadable segment stays unreadable, so no retry
+            return line or f"the sealer ended with {how(code)}"
+        self._done, self._unreadable = max(self._done, self._running), line
+        return ""

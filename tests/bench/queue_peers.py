@@ -31,8 +31,8 @@ import numpy as np
 from agent.columns import NULL_I64
 from agent.queues.brokers.kafka import BROKER as KAFKA
 from agent.queues.brokers.redis import BROKER as REDIS
-from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE, pack
+from agent.queues.queue import Queue
 from tests.bench.kafka import cpu_s
 from tests.servers.kafka_server import Kafka, fetched, free_ports
 from tests.servers.test_redis_streams import Redis

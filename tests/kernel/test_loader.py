@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from agent.common.clocks import boot_ns
-from agent.kernel import compiler
+from agent.kernel import compiler, loading
+from agent.kernel import load as load_module
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import BPF_DIR, Loaded, _job, load, release
 from agent.kernel.probe import Probe, Program, ordered
@@ -189,6 +190,38 @@ def test_a_program_in_place_of_another_is_loaded_only_without_that(tmp_path: Pat
         assert family.programs.keys() == loaded
         assert family.state == ("attached" if loaded == {"first_program"} else "degraded")
         release(one)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (None, "a process cannot be started: No such file or directory"),
+        ("exit 3", "exit status 3"),
+        ("kill -9 $$", "SIGKILL"),
+        ("exec sleep 60", "it took longer than 0.3 s"),
+        ("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- sleep 60", "it took longer than 0.3 s"),
+    ],
+    ids=["not startable", "exits", "killed", "hangs", "hangs without its socket"],
+)
+def test_a_loader_that_fails_twice_leaves_its_families_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
+) -> None:
+    python, started = tmp_path / "python3", tmp_path / "started"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\necho $$ >> {started}\n{script}\n")
+        python.chmod(0o755)
+    monkeypatch.setattr(loading, "SYSTEM_PYTHON", str(python))
+    for module in (loading, load_module):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    before = os.listdir("/proc/self/fd")
+    loaded = load([discover()["exec"]])
+    family = loaded.families["exec"]
+    assert (family.state, family.reason) == ("unavailable", f"the loader failed twice: {why}")
+    assert "restart tickscope" in family.remedy
+    assert os.listdir("/proc/self/fd") == before
+    pids = started.read_text().split() if script is not None else []
+    assert len(pids) == (2 if script is not None else 0)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
 #: Loads a family that was never loaded before.

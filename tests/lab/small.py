@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.correlate.catalogue import kept
-from agent.correlate.rows import compact
+from agent.correlate.inbox import compact
 from agent.lab.truth import FILE, RECORDING
 from agent.store.frames import Encoder, Head
 from agent.tables import TABLES

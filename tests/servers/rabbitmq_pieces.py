@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from agent.queues.brokers.rabbitmq import BROKER
-from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.servers.rabbitmq import Rabbit, release_root
 

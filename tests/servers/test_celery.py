@@ -24,8 +24,8 @@ from agent.errors import AgentError
 from agent.queues import redis_places
 from agent.queues.brokers import celery
 from agent.queues.brokers.celery import BROKER, CeleryServer
-from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE
+from agent.queues.queue import Queue
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_redis_places import DISKLESS, begin_sentinel, cli
 from tests.servers.test_redis_streams import Redis, poll

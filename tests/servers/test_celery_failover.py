@@ -13,8 +13,8 @@ import pytest
 
 from agent.common.resp import RedisUrl
 from agent.queues.brokers.celery import BROKER, CeleryQueues, CeleryServer
-from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
+from agent.queues.queue import Queue
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_celery import redis, row, state, unacked, watch, worker
 from tests.servers.test_redis_failover import Pair, row_of

@@ -14,8 +14,8 @@ import pytest
 
 from agent.errors import AgentError
 from agent.queues.brokers.celery import BROKER, CeleryServer
-from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.certificates import certificates

@@ -23,9 +23,9 @@ import pytest
 
 from agent.errors import AgentError
 from agent.queues.brokers.etcd import BROKER, EtcdUrl
-from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.releases import program, unpacked
 from tests.servers.etcd import Etcd, EtcdNode, Watcher, ask, end_of, text

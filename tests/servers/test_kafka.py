@@ -20,10 +20,10 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.queues.brokers import kafka as kafka_broker
 from agent.queues.brokers.kafka import BROKER
-from agent.queues.catalogue import Queue
 from agent.queues.kafka_records import MOST_BYTES, RecordReader
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.servers.kafka_server import USERS, Kafka, fetched
 from tests.servers.test_rabbitmq import Odd, _endless, _once

@@ -22,10 +22,10 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.errors import AgentError
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
-from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.nats_report import time_ns
 from agent.queues.packing import TABLE, pack
+from agent.queues.queue import Queue
 from agent.queues.timers import rule
 from tests.patience import PATIENCE
 from tests.releases import program, unpacked

@@ -21,11 +21,11 @@ import pytest
 from agent.errors import AgentError
 from agent.queues import asking
 from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
-from agent.queues.catalogue import Queue
 from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
 from tests.servers.rabbitmq import release_root

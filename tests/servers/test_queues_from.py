@@ -16,8 +16,8 @@ import pytest
 
 from agent.errors import AgentError
 from agent.queues.brokers.queues_from import BROKER, MAX_BODY_BYTES
-from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE, pack
+from agent.queues.queue import Queue
 from tests.patience import PATIENCE
 from tests.servers.rabbitmq import free_ports
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly

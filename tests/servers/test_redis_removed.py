@@ -15,7 +15,7 @@ from agent.common.clocks import boot_ns
 from agent.common.resp import RedisUrl, RespClient
 from agent.correlate.correlator import Correlator
 from agent.queues.brokers.redis import BROKER
-from agent.queues.catalogue import Queue
+from agent.queues.queue import Queue
 from tests.servers.celery_pieces import wait
 from tests.servers.test_redis_streams import Redis, poll, redis
 from tests.unit.correlate_scenarios import latest

@@ -20,10 +20,10 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
 from agent.queues import redis_scan
 from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
-from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
+from agent.queues.queue import Queue
 from agent.queues.redis_scan import MAX_STREAMS
 from tests.chosen import OTHER_RELEASE
 from tests.releases import program, unpacked

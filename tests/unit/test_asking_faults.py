@@ -154,7 +154,7 @@ def test_where_descriptors_run_out_it_is_tried_later(monkeypatch: pytest.MonkeyP
         for fd in more:
             os.close(fd)
     try:
-        assert brokers.process.restarts.why == "cannot be started: Too many open files"
+        assert brokers.process.restarts.why == "a process cannot be started: Too many open files"
         assert sorted(map(int, os.listdir("/proc/self/fd")))[:-1] == held
     finally:
         brokers.close()

@@ -27,6 +27,7 @@ from agent.queues import brokers as room
 from agent.queues import catalogue
 from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
+from agent.queues.queue import Row
 from agent.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -132,17 +133,17 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, *polls: list[catalogue.Row]) -> None:
+    def __init__(self, *polls: list[Row]) -> None:
         self.polls = list(polls)
 
-    def poll(self) -> list[catalogue.Row]:
+    def poll(self) -> list[Row]:
         return self.polls.pop(0)
 
     def close(self) -> None:
         self.polls = []
 
 
-def judged(*polls: list[catalogue.Row], each_s: float = 2) -> list[list[catalogue.Row]]:
+def judged(*polls: list[Row], each_s: float = 2) -> list[list[Row]]:
     """What becomes of these polls, each_s apart."""
     seconds = iter(range(2 * len(polls)))
     queue = Judged("heap", Scripted(*polls), lambda: int(next(seconds) // 2 * each_s * 10**9))
@@ -173,7 +174,7 @@ def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
 
 
 def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew_but_no_missed_answer() -> None:
-    still: list[catalogue.Row] = [{"destination": "a", "lag_messages": 5, "position": 3}]
+    still: list[Row] = [{"destination": "a", "lag_messages": 5, "position": 3}]
     for failure, times, status in (
         ("refused", 1, "ok"),
         ("closed", 1, "ok"),

@@ -10,7 +10,7 @@ import pytest
 from agent.batch import Batch
 from agent.correlate.clock import ClockWatch
 from agent.correlate.correlator import Correlator
-from agent.correlate.rows import compact
+from agent.correlate.inbox import compact
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, US, Host, S, code, latest, run
 

@@ -63,7 +63,7 @@ def test_a_cause_without_any_recorded_rows_is_not_ruled_out() -> None:
     episode = Episode("refusals", ("api", 1, 2), 0, "limiter api", "1/2", T0, T0 + S, "share", "", 0.1, 0.6, 0.3, 0)
     verdict = Verdict("network_rtt", 0.1, "", "it stayed low")
     cause = Cause("network_rtt", 1, "", {"cpu_wait": ()}, "", {"refusals": lambda *_: iter([verdict])})
-    view, judge, found = View(CorrelatorConfig()), Judge([cause], Guard()), Finding(T0, T0 + S, 0, "abc")
+    view, judge, found = View(CorrelatorConfig(), dtypes(), ()), Judge([cause], Guard()), Finding(T0, T0 + S, 0, "abc")
     for rows, ruled_out, reason in (
         ({}, 0, "not checked: no rows of cpu_wait were recorded"),
         ({"cpu_wait": np.zeros(1, dtypes()["cpu_wait"])}, 1, "it stayed low"),

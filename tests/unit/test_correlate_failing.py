@@ -10,10 +10,11 @@ import pytest
 
 from agent.batch import make
 from agent.correlate import evidence
-from agent.correlate.catalogue import Jumping, causes, symptoms
+from agent.correlate.catalogue import causes, symptoms
 from agent.correlate.correlator import Correlator
 from agent.correlate.daemons import DaemonWatch
 from agent.correlate.guard import IN_A_ROW, Guard
+from agent.correlate.steps import Jumping
 from tests.unit.correlate_scenarios import T0, UNTIL, S, broker_slow, clock_step, code, cpu, latest
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.correlate.inbox import compact
 from agent.correlate.peers import PeerWatch
-from agent.correlate.rows import compact
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code, latest, peer, run
 

@@ -8,6 +8,7 @@ import pytest
 from agent.cli.explain import timeline
 from agent.columns import NULL_I64
 from agent.common.sentence import plain
+from agent.correlate.catalogue import symptom_of
 from agent.correlate.episode import Episode
 from agent.correlate.words import pieces
 from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
@@ -285,7 +286,7 @@ def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
     ended = Episode(
         "process_gone", (), 0, "worker pid 12", "", T0, T0 + S, "happens", "", 0.0, 3.0, 0.0, 0, comm="worker"
     )
-    output = plain(pieces(ended.declared.clause(ended)))
+    output = plain(pieces(symptom_of(ended).clause(ended)))
     assert output.startswith("worker ended 3 times, a new process each time, the last one worker pid 12, at ")
 
 

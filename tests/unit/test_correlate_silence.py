@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from agent.batch import Batch, make
 from agent.correlate.correlator import Correlator
-from agent.correlate.rows import compact, in_order
+from agent.correlate.inbox import compact
+from agent.correlate.rows import in_order
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, latest, run
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.common.sentence import plain
-from agent.correlate.catalogue import symptoms
+from agent.correlate.catalogue import symptom_of, symptoms
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import Finding
 from agent.correlate.words import pieces
@@ -283,7 +283,7 @@ TOLD = [
 
 @pytest.mark.parametrize(("made", "reported"), TOLD, ids=[made.symptom for made, _ in TOLD])
 def test_a_symptom_is_reported_by_its_impact(made: Episode, reported: str) -> None:
-    assert plain(pieces(made.declared.clause(made))) == reported.replace(" WHEN", WHEN)
+    assert plain(pieces(symptom_of(made).clause(made))) == reported.replace(" WHEN", WHEN)
 
 
 def test_each_symptom_is_in_the_table() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
-from agent.queues.catalogue import Row
 from agent.queues.etcd_copies import Behind, Comparison, Side, TooManyKeys
 from agent.queues.etcd_gateway import (
     KeyPage,
@@ -23,6 +22,7 @@ from agent.queues.etcd_gateway import (
     read_status,
 )
 from agent.queues.prometheus_text import NotPrometheus
+from agent.queues.queue import Row
 from tests.unit.parser_pieces import ETCD_LEASE, ETCD_METRICS, ETCD_RANGE, ETCD_STATUS, Canned
 
 S = 1_000_000_000

@@ -72,16 +72,6 @@ def sources() -> list[tuple[str, ast.Module]]:
     ]
 
 
-#: Imports for types that close a circle: this list only gets shorter.
-FOR_TYPES = {
-    ("agent.correlate.catalogue", "agent.correlate.episode"),
-    ("agent.correlate.catalogue", "agent.correlate.view"),
-    ("agent.correlate.catalogue", "agent.correlate.watch"),
-    ("agent.correlate.episode", "agent.correlate.rank"),
-    ("agent.queues.judged", "agent.queues.catalogue"),
-}
-
-
 def imported(*nodes: ast.AST, types: bool = False) -> Iterator[str]:
     """Modules that these import, late ones too. types: also those for types only."""
     for node in nodes:
@@ -179,20 +169,17 @@ def test_a_circle_is_found() -> None:
 
 
 def test_no_modules_and_no_rooms_import_one_another() -> None:
-    known, needed = rooms(), set[tuple[str, str]]()
+    known = rooms()
     modules, between = dict[str, set[str]](), dict[str, set[str]]()
     for module, tree in sources():
         own = {name for name in imported(tree) if _own(name)}
         modules[module] = {name for name in imported(tree, types=True) if _own(name)} - {module}
-        needed |= {(module, name) for name in modules[module]} & FOR_TYPES
-        modules[module] -= {name for importer, name in FOR_TYPES if importer == module}
         room = room_of(module, known)
         assert room is not None
         if room.places != [_OTHERS] and _OTHERS not in room.places:
             to = {other.places[0] for name in own if (other := room_of(name, known)) is not None and not other.base}
             between.setdefault(room.places[0], set()).update(to - {room.places[0]})
     assert _circles(modules) == []
-    assert needed == FOR_TYPES
     assert _circles(between) == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.correlate.correlator import Correlator
-from agent.correlate.rows import compact
+from agent.correlate.inbox import compact
 from agent.service.hours_store import NAME, HoursStore
 from tests.unit.correlate_scenarios import S
 from tests.unit.test_correlate_hours import HOUR, SINCE, STEP, decision

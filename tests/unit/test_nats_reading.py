@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent.queues.brokers.nats import NatsConsumers, NatsUrl
-from agent.queues.catalogue import Row
 from agent.queues.nats_ages import SeenSequences
 from agent.queues.nats_report import NotNats, read_report, time_ns
+from agent.queues.queue import Row
 from tests.unit.parser_pieces import NATS_JSZ, NATS_VARZ, Canned
 
 S = 1_000_000_000

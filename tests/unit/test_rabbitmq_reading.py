@@ -12,9 +12,9 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.common.http_get import HttpClient
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl, text_of
-from agent.queues.catalogue import Row
 from agent.queues.judged import Judged
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
+from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management, about_queues, amqp_port, queue_consumers, unlimited
 
 S = 1_000_000_000

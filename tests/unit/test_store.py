@@ -28,6 +28,8 @@ from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
 from agent.tables import TABLES
+from tests.patience import PATIENCE
+from tests.sealing import seal_all
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
@@ -268,8 +270,7 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
     os.mkdir(tmp_path / "seal-00000001.tmp")
     (tmp_path / "seal-00000001.tmp" / "loss.parquet").write_bytes(b"half")
     store = open_store(tmp_path, seal=True)
-    assert store._sealer is not None
-    store._sealer.wait(60)
+    seal_all(store)
     assert store.state()["state"] == "ok"
     store.close()
     assert {p.name for p in tmp_path.iterdir()} == {
@@ -467,19 +468,43 @@ def test_a_sealer_killed_while_it_thins_a_segment_leaves_nothing_behind(tmp_path
     assert {p.name for p in folder.iterdir()} == {"clock_offset.parquet", "finding.parquet", "head.json"}
 
 
-def test_a_sealer_that_cannot_run_degrades_the_state_and_readers_see_everything(tmp_path: Path) -> None:
-    limits = Limits(rotate_bytes=1)
-    store = HotStore(
-        tmp_path, BOOT, "host-a", limits=limits, seal_command=(sys.executable, "-c", "raise SystemExit('no pyarrow')")
-    )
-    assert store._sealer is not None
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit('no pyarrow')", "no pyarrow"),
+        ("raise SystemExit(1_000_000 * 'warning\\n' + 'no pyarrow')", "no pyarrow"),
+        ("import os; os.kill(os.getpid(), 9)", "the sealer ended with SIGKILL"),
+        (None, "a process cannot be started: No such file or directory"),
+    ],
+    ids=["no pyarrow", "long output", "killed", "no command"],
+)
+def test_a_sealer_that_cannot_run_degrades_the_state_and_readers_see_everything(
+    tmp_path: Path, code: str | None, reason: str
+) -> None:
+    command = (sys.executable, "-c", code) if code else ("/no/such/file",)
+    store = HotStore(tmp_path, BOOT, "host-a", limits=Limits(rotate_bytes=1), seal_command=command)
     for n in range(3):
         store.append([make("tcp_reset", 3, t_ns=n)])
-    store._sealer.wait(60)
-    assert store.state()["state"] == "degraded"
-    assert "no pyarrow" in str(store.state()["reason"])
+    seal_all(store)
+    state = store.state()
+    assert (state["state"], state["reason"]) == ("degraded", f"cannot seal: {reason}")
+    assert "every 30 s" in str(state["remedy"])
     store.close()
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(9,)]
+
+
+def test_a_sealer_that_is_at_work_when_the_store_is_closed_ends_by_itself(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    command = (sys.executable, "-c", f"import time; time.sleep(1); open({str(done)!r}, 'w')")
+    store = HotStore(tmp_path / "store", BOOT, "host-a", limits=Limits(rotate_bytes=1), seal_command=command)
+    store.append([make("tcp_reset", 3, t_ns=1)])
+    store.append([make("tcp_reset", 3, t_ns=2)])
+    store.close()
+    assert not done.exists()
+    end = time.monotonic() + 30 * PATIENCE
+    while not done.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 STREAM = """
@@ -487,11 +512,12 @@ import sys, time
 from agent.batch import make
 from agent.store.hot import HotStore
 from agent.store.spawn import Limits
+from tests.sealing import seal_all
 store = HotStore(sys.argv[1], sys.argv[2], "host-a", limits=Limits(rotate_bytes=60_000))
 for n in range(int(sys.argv[3])):
     store.append([make("tcp_reset", 7, t_ns=n, pid=n)], tick_ns=n)
     time.sleep(0.002)
-store._sealer.wait(60)
+seal_all(store)
 store.close()
 """
 

@@ -25,6 +25,7 @@ from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
 from agent.tables import TABLES
+from tests.sealing import seal_all
 from tests.unit.test_query import ask, verb, write
 
 SEGMENTS, ROWS = 3, 500
@@ -201,8 +202,7 @@ def test_no_room_to_seal_loses_nothing_and_leaves_no_half_sealed_files(small: Pa
     room.write_bytes(bytes(int(2.6 * (1 << 20))))
     store = HotStore(small, this_boot(), "host-a", limits=Limits())
     try:
-        assert store._sealer is not None
-        store._sealer.wait(60)
+        seal_all(store)
         state = store.state()
         assert state["state"] == "degraded"
         assert "No space left" in str(state["reason"])
@@ -210,8 +210,9 @@ def test_no_room_to_seal_loses_nothing_and_leaves_no_half_sealed_files(small: Pa
         assert not [name for name in os.listdir(small) if name.startswith("seal-")]
         assert count(small) == (rows, rows)
         room.unlink()
+        assert store._sealer is not None
         store._sealer._child.restarts.forget()
-        store._sealer.wait(60)
+        seal_all(store)
         assert store.state()["state"] == "ok"
         assert segments.hot_name(1) not in os.listdir(small)
     finally:

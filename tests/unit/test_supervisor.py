@@ -230,9 +230,6 @@ class Undying:
     def kill(self) -> None:
         """Nothing comes of it."""
 
-    def wait(self, timeout: float | None = None) -> int:
-        raise subprocess.TimeoutExpired("undying", timeout or 0)
-
 
 def test_of_those_that_do_not_die_only_some_are_replaced() -> None:
     started: list[Undying] = []
@@ -287,6 +284,38 @@ def test_one_that_was_forked_early_ends_with_its_socket() -> None:
     child.close()
     assert process.returncode == 0
     assert child._ending == []
+
+
+def one_job(code: str, fault: Callable[[int], str]) -> Supervised:
+    child = Supervised("test", "is tested", lambda: spawned(code), fault=fault, restarts=Restarts(60.0))
+    child.start()
+    return child
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("", ""), ("sys.exit(3)", "it failed with 3"), ("time.sleep(600)", "it took longer than 5 s")],
+    ids=["done", "fails", "hangs"],
+)
+def test_one_that_does_one_job_may_end(code: str, why: str) -> None:
+    child = one_job(code, lambda status: f"it failed with {status}" if status else "")
+    process = child.process
+    assert process is not None
+    child.wait(5 if why.startswith("it took") else 60 * PATIENCE)
+    child.close()
+    assert (child.restarts.why, child.process, process.poll() is None) == (why, None, False)
+    assert child.restarts.due(time.monotonic()) == (not why)
+
+
+def test_one_that_is_left_ends_by_itself() -> None:
+    child = one_job("s.recv(1)", how)
+    process, sock = child.process, child.socket
+    assert process is not None and sock is not None
+    child.leave()
+    child.close(kill=True)
+    assert os.waitpid(process.pid, os.WNOHANG) == (0, 0)
+    sock.close()
+    assert os.waitpid(process.pid, 0) == (process.pid, 0)
 
 
 def test_how_a_process_ended() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from agent.correlate.catalogue import Cause
+from agent.correlate.catalogue import Cause, symptom_of
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.profiles import READS, profiled
 from agent.correlate.rows import known
@@ -52,7 +52,7 @@ def pending_thread(episode: Episode, view: View) -> Iterator[Verdict]:
     tid = episode.facts.get("tid")
     rows = view.own(profiled(episode, view, "off_cpu"), episode)
     rows = rows[rows["tid"] == tid] if tid else rows[:0]
-    if not len(rows) or episode.metric in episode.declared.alone:
+    if not len(rows) or episode.metric in symptom_of(episode).alone:
         return
     rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one profile
     began_ns = int((rows["t_ns"] - rows["interval_ns"])[0])
@@ -103,7 +103,7 @@ def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = rows[~known(rows["tid"]) & np.isin(rows["syscall"], [call.encode() for call in _REQUESTED])]
     least, most = (episode.value * share for share in _AS_LONG)
     rows = rows[(rows["max_ns"] >= max(least, _LEAST_NS)) & (rows["max_ns"] <= most)]
-    if not len(rows) or episode.metric in episode.declared.alone:
+    if not len(rows) or episode.metric in symptom_of(episode).alone:
         return
     rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one profile
     times, answers = int(rows["count"].sum()), episode.facts.get("n", np.inf) * int(rows["interval_ns"][0]) / SECOND

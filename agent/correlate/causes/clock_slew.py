@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agent.correlate import jumps
-from agent.correlate.catalogue import Cause, Jumping
+from agent.correlate.catalogue import Cause
+from agent.correlate.steps import Jumping
 
 NAME = "clock_slew"
 CAUSE = Cause(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from agent.correlate import jumps
-from agent.correlate.catalogue import Cause, Jumping, Rule
+from agent.correlate.catalogue import Cause, Rule
 from agent.correlate.episode import Episode, Verdict
+from agent.correlate.steps import Jumping
 from agent.correlate.view import View
 
 NAME = "clock_step"

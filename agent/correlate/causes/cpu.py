@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.correlate.catalogue import Cause
+from agent.correlate.catalogue import Cause, symptom_of
 from agent.correlate.chain import hops, is_starved
 from agent.correlate.consumption import consumption
 from agent.correlate.cpu_starvation import READS, CpuStarvation, elsewhere, inside_ns, starved
@@ -96,7 +96,7 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
             (entry,),
         )
         return
-    if episode.declared.inside:
+    if symptom_of(episode).inside:
         queued = min(queued, lost)  # the sums per second include waits before and after
     yield _starving(process(episode.comm, episode.pid), queued, episode.pid, 0.97 * share, of)
 

@@ -31,11 +31,12 @@ from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
 from agent.queues.age_bounds import AgeBounds
-from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.catalogue import Broker
 from agent.queues.celery_control import ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
 from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
+from agent.queues.queue import Queue, Row
 from agent.queues.redis_info import COMMANDS, replication_of
 from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown

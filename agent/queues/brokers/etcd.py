@@ -17,7 +17,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
 from agent.queues.etcd_gateway import EtcdMember, MemberStatus, NotEtcd
@@ -25,6 +25,7 @@ from agent.queues.etcd_leases import NAME as LEASES
 from agent.queues.etcd_leases import Leases
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of
 from agent.queues.prometheus_text import NotPrometheus
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 

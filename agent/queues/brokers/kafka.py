@@ -26,7 +26,7 @@ from agent.common.settings import flag, one_of, private_text, setting, text, tex
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
 from agent.queues.age_bounds import AgeBounds
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
@@ -36,6 +36,7 @@ from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.kafka_tail import RecordField, RecordTail
 from agent.queues.order import OrderedQueue
+from agent.queues.queue import Row
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 from agent.tables import TABLES
 

@@ -19,7 +19,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
@@ -34,6 +34,7 @@ from agent.queues.nats_report import (
     read_report,
     read_server,
 )
+from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 

@@ -19,7 +19,7 @@ from agent.errors import USAGE, AgentError
 from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.postgresql_client import (
     DENIED,
@@ -32,6 +32,7 @@ from agent.queues.postgresql_client import (
     StatementError,
 )
 from agent.queues.postgresql_jobs import MAX_QUEUES, PRESETS, JobQueues, UnfitQuery, probe, statement
+from agent.queues.queue import Row
 from agent.queues.timers import ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a question

@@ -27,7 +27,7 @@ from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
 from agent.queues.age_bounds import AgeBounds
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
@@ -36,6 +36,7 @@ from agent.queues.judged import UNANSWERED
 from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
+from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown

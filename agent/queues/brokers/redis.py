@@ -20,9 +20,10 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.common.settings import private_text, setting
-from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
+from agent.queues.queue import Queue, Row
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_expiring import ExpiringKeys
 from agent.queues.redis_info import COMMANDS
