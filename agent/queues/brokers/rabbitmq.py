@@ -436,8 +436,7 @@ class RabbitQueues(TimedQueue):
         return ServerTimers(self._timers, self._version, elsewhere(self._client.peer[0] if self._client.peer else ""))
 
     def close(self) -> None:
-        if self in _NODES.get(self._cluster or "", []):
-            _NODES[self._cluster or ""].remove(self)
+        self._leave()
         self._client.close()
         if self._management is not None:
             self._management.close()
@@ -535,7 +534,8 @@ class RabbitQueues(TimedQueue):
         values, and problems by the queue that they are about. Raises NotPrometheus.
         """
         said = _Answer(answer, self._labels)
-        if said.cluster:
+        if said.cluster and said.cluster != self._cluster:
+            self._leave()
             self._cluster = said.cluster
         listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
         names = set(listed[:MAX_QUEUES])
@@ -567,6 +567,14 @@ class RabbitQueues(TimedQueue):
         if self not in nodes:
             nodes.append(self)
         return [node for node in list(nodes) if node is not self]
+
+    def _leave(self) -> None:
+        """The other nodes of the cluster no longer use this one's counts."""
+        nodes = _NODES.get(self._cluster or "", [])
+        if self in nodes:
+            nodes.remove(self)
+            if not nodes:
+                del _NODES[self._cluster or ""]
 
     def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
         """Of all nodes: those of the others as of their last polls."""
