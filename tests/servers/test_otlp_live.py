@@ -14,7 +14,7 @@ from tests.servers.strict_receiver import Span, StrictReceiver
 from tests.system.agent import Agent
 
 #: Decides in four threads, by asking a TLS server that takes some milliseconds; of every other decision the thread is
-#: told, else its waits and handshakes are the process's.
+#: reported, else its waits and handshakes are the process's.
 PROGRAM = """
 import json, os, socket, ssl, sys, threading, time
 certs, intake = sys.argv[1:]

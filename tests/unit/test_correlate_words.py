@@ -1,4 +1,4 @@
-"""How each symptom is told: the impact, what is usual, and when. Elsewhere tests go by facts."""
+"""How each symptom is reported: the impact, what is usual, and when. Elsewhere tests go by facts."""
 
 from __future__ import annotations
 
