@@ -184,7 +184,8 @@ class OtlpReceiver(ProcessSource, Stating):
             return
         begun_s = time.monotonic()
         ends = np.frombuffer(b"".join(new.values()), _ENDS)
-        rows = make("socket_queue", len(ends), netns=self._netns, **{name: ends[name] for name in _ENDS.fields}).rows
+        columns = {name: ends[name] for name in _ENDS.names or ()}
+        rows = make("socket_queue", len(ends), netns=self._netns, **columns).rows
         with contextlib.suppress(OSError):
             self._look_up(rows)
         self._peers |= zip(new, rows[["pid", "proc_start_ns", "comm"]].tolist(), strict=True)
