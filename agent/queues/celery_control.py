@@ -151,17 +151,17 @@ def question(method: str, address: str) -> bytes:
 
 def workers(replies: Iterable[bytes]) -> dict[str, CeleryWorker]:
     """By name. Replies that cannot be read are left out."""
-    said: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for reply in replies:
         try:
             message = json.loads(reply)
             ticket = message["headers"]["ticket"]
             for name, its in json.loads(b64decode(message["body"])).items():
-                if ticket in _QUESTIONS and (name in said or len(said) < MAX_WORKERS):
-                    said.setdefault(name, {})[ticket] = its
+                if ticket in _QUESTIONS and (name in answers or len(answers) < MAX_WORKERS):
+                    answers.setdefault(name, {})[ticket] = its
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
-    return {name: _worker(name, its) for name, its in said.items()}
+    return {name: _worker(name, its) for name, its in answers.items()}
 
 
 def _worker(name: str, its: dict[str, Any]) -> CeleryWorker:

@@ -234,5 +234,5 @@ def _text(error: Any) -> str:
     from confluent_kafka import KafkaError
 
     about = error.args[0] if isinstance(error, Exception) and error.args else error
-    said = about.str() if isinstance(about, KafkaError) else str(about)
-    return _AROUND.sub("", said).strip()
+    text = about.str() if isinstance(about, KafkaError) else str(about)
+    return _AROUND.sub("", text).strip()

@@ -16,9 +16,9 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
-from agent.contracts import Failing, Owning, Pending
 from agent.errors import printable
 from agent.log import log_message
+from agent.posix.process_source import ProcessSource
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.queues.catalogue import broker
 from agent.queues.credentials import DIRECTORY, credentials_of
@@ -32,7 +32,7 @@ _AT_ONCE = 64
 _MODULE = "agent.queues.worker"
 
 
-class BrokerPoller(Failing, Owning, Pending):
+class BrokerPoller(ProcessSource):
     """A ``Source`` (agent/contracts.py): rows of ``queue_lag`` of the servers of one kind. While its process is not
     running, one row with ``failure`` unasked. timers: is handed the servers' timers.
     """
@@ -63,42 +63,22 @@ class BrokerPoller(Failing, Owning, Pending):
         self.process.renew()
         self.process.start()
 
-    def fds(self) -> list[int]:
-        """Empty: heartbeats come more often than rows, and neither is urgent."""
-        return []
-
-    def pending(self, now_ns: int) -> bool:
-        return self.process.readable()
-
-    def drain(self, now_ns: int) -> Iterator[Batch]:
-        if self.process.socket is not None:
-            yield from self._received(self.process.socket, now_ns)
-        if self.process.due():
-            if self._servers:
-                self.process.check()
-            well = (f"{self.kind} is polled again", "attached") if self._servers else ("no server is set", "off")
-            yield from self.process.report(now_ns, *well)
-            yield from self._unasked(now_ns)
+    def supervise(self, now_ns: int) -> Iterator[Batch]:
+        if self._servers:
+            self.process.check()
+        well = (f"{self.kind} is polled again", "attached") if self._servers else ("no server is set", "off")
+        yield from self.process.report(now_ns, *well)
+        yield from self._unasked(now_ns)
 
     def failures(self) -> dict[str, str]:
         """Failures of the process itself, and servers whose last poll failed because of an error of our own."""
-        return {**self.process.failures(), **self._failures}
+        return {**super().failures(), **self._failures}
 
-    def processes(self) -> list[dict[str, Any]]:
-        return self.process.processes()
-
-    def close(self) -> None:
-        self.process.close()
-
-    def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
+    def received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
         pieces = dict[str, list[np.ndarray]]()
         dropped = 0
         try:
-            for _ in range(_AT_ONCE):
-                data = source.recv(MOST_BYTES)
-                if not data:  # it has ended
-                    self.process.drained = True
-                    break
+            for data, _ in self.messages(source, _AT_ONCE, MOST_BYTES):
                 message = checked(data, self._systems, self._since_ns, boot_ns())
                 self.process.beat()
                 dropped += message.dropped
@@ -110,8 +90,6 @@ class BrokerPoller(Failing, Owning, Pending):
                     pieces.setdefault(message.table, []).append(message.rows)
         except MalformedMessage as error:
             self.process.fail(f"sent a malformed message: {error}")
-        except (BlockingIOError, ConnectionResetError):  # data sent before a reset is still read first
-            pass
         if dropped:
             yield losses("intake", Loss(self.name, dropped, t_ns=now_ns))
         for table, some in pieces.items():

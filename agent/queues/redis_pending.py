@@ -67,7 +67,7 @@ class PendingEntries:
         ]
         return sorted(some, key=lambda entry: self._asked.get(entry, 0))
 
-    def looked(self, entry: Id, there: bool) -> None:
+    def checked(self, entry: Id, there: bool) -> None:
         """An entry was looked for."""
         self._turn += 1
         self._asked[entry] = self._turn

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from collections import deque
@@ -23,8 +20,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.common.fairness import UpperBound
-from agent.posix import privilege
 from agent.posix.stacks import limit_stacks
+from agent.posix.worker import begin_worker
 from agent.queues.catalogue import broker
 from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
@@ -143,20 +140,12 @@ class Worker:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    agent, settings, parent = map(int, sys.argv[1:4])
-    privilege.keep_only(agent, settings)
-    privilege.set_name("tickscope-poll")
-    privilege.give_up_all(parent)
-    resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
+    agent, config, _ = begin_worker("tickscope-poll", BUDGET_BYTES)
     threading.stack_size(_STACK_BYTES)
     limit_stacks(_STACK_BYTES)
-    with os.fdopen(settings) as file:
-        config = json.load(file)
     os.environ.update(config["environment"])
     keep_credentials(config["credentials"])
-    Worker(socket.socket(fileno=agent), config["kind"], config["servers"], config["poll_s"]).run()
+    Worker(agent, config["kind"], config["servers"], config["poll_s"]).run()
 
 
 if __name__ == "__main__":

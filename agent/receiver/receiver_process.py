@@ -25,9 +25,10 @@ import numpy as np
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
 from agent.common.copies import together
-from agent.contracts import Failing, Owning, Pending, Stating
+from agent.contracts import Stating
 from agent.limiters.decision import salt_digest
 from agent.log import log_message
+from agent.posix.process_source import ProcessSource
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.receiver.wire import ACK, COUNTS, HEAD, LOST, MAX_RECORDS, TABLE
 
@@ -46,7 +47,7 @@ _BACKLOG = 128
 _LOSS_NS = 1_000_000_000
 #: An older decision is not of now.
 MAX_AGE_NS = 15 * 60 * 1_000_000_000
-_ENDS = ("saddr", "sport", "daddr", "dport")
+_ENDS = np.dtype([("saddr", "V16"), ("sport", "<u2"), ("daddr", "V16"), ("dport", "<u2")])
 
 
 def start(
@@ -59,7 +60,7 @@ def start(
     return OtlpReceiver(settings, limiters, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
 
 
-class OtlpReceiver(Failing, Owning, Pending, Stating):
+class OtlpReceiver(ProcessSource, Stating):
     """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``.
 
     look_up: fills pid, proc_start_ns and comm of rows of ``socket_queue``, by both ends; it may raise OSError. None
@@ -103,24 +104,14 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
         self.process.renew()
         self.process.start()
 
-    def fds(self) -> list[int]:
-        """None: a request waits for the agent's next turn."""
-        return []
-
-    def pending(self, now_ns: int) -> bool:
-        return self.process.readable()
-
-    def drain(self, now_ns: int) -> Iterator[Batch]:
-        if self.process.socket is not None and time.monotonic() >= self._read_after_s:
-            yield from self._received(self.process.socket)
-        if self.process.due():
-            if self.process.restarts.given_up:
-                self._close_listener()  # nobody would answer
-            elif self._address:
-                self.process.check()
-            well = ("it receives OTLP", "attached") if self._address else ("it is off", "off")
-            yield from self.process.report(now_ns, *well)
-            yield from self._losses(now_ns)
+    def supervise(self, now_ns: int) -> Iterator[Batch]:
+        if self.process.restarts.given_up:
+            self._close_listener()  # nobody would answer
+        elif self._address:
+            self.process.check()
+        well = ("it receives OTLP", "attached") if self._address else ("it is off", "off")
+        yield from self.process.report(now_ns, *well)
+        yield from self._losses(now_ns)
 
     def counts(self) -> dict[str, int]:
         """Since the agent's start, by the names of ``COUNTS``, and ``times``."""
@@ -132,13 +123,10 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
         return {**where, "connections": self._counts["connections"], **self.counts()}
 
     def failures(self) -> dict[str, str]:
-        return {**self.process.failures(), **({"otlp_receiver.http": self._failure} if self._failure else {})}
-
-    def processes(self) -> list[dict[str, Any]]:
-        return self.process.processes()
+        return super().failures() | ({"otlp_receiver.http": self._failure} if self._failure else {})
 
     def close(self) -> None:
-        self.process.close()
+        super().close()
         self._close_listener()
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
@@ -163,50 +151,44 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
         self._counts.clear()
         self._peers.clear()
 
-    def _received(self, source: socket.socket) -> Iterator[Batch]:
-        ends: dict[int, list[Any]] = {}
-        pieces: list[tuple[int, np.ndarray]] = []
+    def received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
+        if time.monotonic() < self._read_after_s:
+            return
+        ends = dict[int, bytes]()
+        pieces = list[tuple[int, np.ndarray]]()
         number = taken = 0
         try:
-            for _ in range(_MAX_MESSAGES):
-                data, fds, _, _ = socket.recv_fds(source, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                if not data:  # it has ended
-                    self.process.drained = True
-                    break
-                if fds:
-                    rows = _rows(fds[0])
-                    number, connection, *ends[connection] = HEAD.unpack(data)
-                    pieces.append((connection, rows))
-                    if (taken := taken + len(rows)) >= _MAX_ROWS:
-                        break
-                else:
+            for data, fds in self.messages(source, _MAX_MESSAGES, _MESSAGE_BYTES, max_fds=1):
+                if not fds:
                     self.process.beat()
                     self._counts = Counter(json.loads(data))
-        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was sent until then
-            pass
+                    continue
+                rows = _rows(fds[0])
+                number, connection, ends[connection] = HEAD.unpack(data)
+                pieces.append((connection, rows))
+                if (taken := taken + len(rows)) >= _MAX_ROWS:
+                    break
         except (ValueError, struct.error) as error:
             self.process.fail(f"sent a malformed message: {error}")
         if pieces:
-            self._identify({connection: of for connection, of in ends.items() if connection not in self._peers})
+            self._identify({connection: its for connection, its in ends.items() if connection not in self._peers})
             rows = self._placed(pieces)
             if len(rows):
                 yield Batch(TABLE.name, rows)
             with contextlib.suppress(OSError):
                 source.send(ACK.pack(number))
 
-    def _identify(self, ends: dict[int, list[Any]]) -> None:
-        """The processes of new connections."""
-        if not ends or self._look_up is None:
+    def _identify(self, new: dict[int, bytes]) -> None:
+        """The processes of new connections, by both ends of each."""
+        if not new or self._look_up is None:
             return
         begun_s = time.monotonic()
-        batch = make("socket_queue", len(ends), netns=self._netns)
-        for name, values in zip(_ENDS, zip(*ends.values(), strict=True), strict=True):
-            column = batch.rows[name]
-            column[:] = np.array(values, column.dtype) if name.endswith("port") else [np.void(one) for one in values]
+        ends = np.frombuffer(b"".join(new.values()), _ENDS)
+        columns = {name: ends[name] for name in _ENDS.names or ()}
+        rows = make("socket_queue", len(ends), netns=self._netns, **columns).rows
         with contextlib.suppress(OSError):
-            self._look_up(batch.rows)
-        for connection, row in zip(ends, batch.rows, strict=True):
-            self._peers[connection] = int(row["pid"]), int(row["proc_start_ns"]), bytes(row["comm"])
+            self._look_up(rows)
+        self._peers |= zip(new, rows[["pid", "proc_start_ns", "comm"]].tolist(), strict=True)
         while len(self._peers) > _MAX_PEERS:
             self._peers.pop(next(iter(self._peers)))
         now_s = time.monotonic()

@@ -13,9 +13,10 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 PACKER = Packer(TABLE)
-#: The message's number, from 1; the connection's; the client's address and port and the receiver's, as tables store
-#: them.
-HEAD = struct.Struct("<QQ16sH16sH")
+#: Both ends of a connection: the client's address and port, and the receiver's, as tables store them.
+ENDS = struct.Struct("<16sH16sH")
+#: The message's number, from 1; the connection's; its ends.
+HEAD = struct.Struct(f"<QQ{ENDS.size}s")
 #: The agent's answer: the number of the last message of which it has taken the rows.
 ACK = struct.Struct("<Q")
 #: Spans, events or logs of a request, so rows of a message.

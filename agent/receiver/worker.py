@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
-import signal
 import socket
-import sys
 import time
 import zlib
 from collections import Counter, deque
@@ -27,14 +24,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from agent.common.address import addr_bytes
-from agent.common.fairness import PART, Budget, Places, UpperBound
+from agent.common.fairness import PART, Budget, NoPlaceError, Places, UpperBound
 from agent.common.lean import without
 from agent.limiters.decision import KEYS, Malformed, use_salt_digest
 from agent.limiters.naming import Names
-from agent.posix import privilege
+from agent.posix.worker import begin_worker
 from agent.receiver.mapping import Mapper
 from agent.receiver.reading import records
-from agent.receiver.wire import ACK, COUNTS, HEAD, MAX_RECORDS, PACKER
+from agent.receiver.wire import ACK, COUNTS, ENDS, HEAD, MAX_RECORDS, PACKER
 from exporters.page_request import known_host
 from exporters.peer import user
 
@@ -53,60 +50,32 @@ RATE_PER_S, BURST = 20_000, 40_000
 REQUEST_S = 4.0
 #: For the agent to take a message; exporters give up after 10 s.
 AGENT_S = 4.0
-#: Rows that wait for the agent; beyond them requests are to be sent again.
+#: Rows that wait for the agent, also those of clients that have been answered with 503; beyond them all are.
 WAITING_BYTES = 16 << 20
 #: Of memory that the process may write to: 64 bodies, and what three of them are read into.
 BUDGET_BYTES = 384 << 20
-#: For docs/limits.md.
+
+
+def _bound(what: str, most: float | str, then: str, count: str, unit: str = "", **more: Any) -> UpperBound:
+    return UpperBound("report", what, most, then, f"`status` (`otlp_receiver`: `{count}`)", unit, **more)
+
+
+_SIZES = f"{MAX_BODY_BYTES >> 20} MiB; {MAX_HEAD_BYTES >> 10} KiB; {MAX_RECORDS:,}"
+_OF_BODY = "OTLP request: body, also uncompressed; headers; records"
+_AGENT = "time for the agent to take decisions from the receiver"
+#: For docs/limits.md. Each is in ``probe_status``, too.
 BOUNDS = (
-    UpperBound(
-        "report",
-        "connections to the OTLP receiver",
-        MAX_CONNECTIONS,
-        "closed",
-        "`status` (`otlp_receiver`: `refused`), `probe_status` row `otlp receiver`",
-        shared=True,
-    ),
-    UpperBound(
-        "report",
-        "OTLP request: body, also uncompressed; headers; records",
-        f"{MAX_BODY_BYTES >> 20} MiB; {MAX_HEAD_BYTES >> 10} KiB; {MAX_RECORDS:,}",
-        "answered with 413; 431; 413",
-        "`status` (`otlp_receiver`: `too_large`)",
-        setting="send smaller batches",
-    ),
-    UpperBound(
-        "report",
-        "time for an OTLP request to arrive",
-        REQUEST_S,
-        "answered with 408",
-        "`status` (`otlp_receiver`: `slow`)",
-        "s",
-    ),
-    UpperBound(
-        "report",
-        "decisions by OTLP per second",
-        RATE_PER_S,
-        "rejected (`partial_success`)",
-        "`status` (`otlp_receiver`: `over_rate`), `loss` (`otlp`)",
-        shared=True,
-    ),
-    UpperBound(
-        "report",
-        "time for the agent to take decisions from the receiver",
-        AGENT_S,
-        "answered with 503 and `Retry-After`",
-        "`status` (`otlp_receiver`: `busy`)",
-        "s",
-    ),
+    _bound("connections to the OTLP receiver", MAX_CONNECTIONS, "closed", "refused", shared=True),
+    _bound(_OF_BODY, _SIZES, "answered with 413; 431; 413", "too_large", setting="send smaller batches"),
+    _bound("time for an OTLP request to arrive", REQUEST_S, "answered with 408", "slow", "s"),
+    _bound("decisions by OTLP per second", RATE_PER_S, "rejected (`partial_success`)", "over_rate", shared=True),
+    _bound(_AGENT, AGENT_S, "answered with 503 and `Retry-After`", "busy", "s"),
 )
 _HEARTBEAT_S = 1.0
 _PATHS = {b"/v1/traces": "traces", b"/v1/logs": "logs", b"/v1/metrics": "metrics"}
 _PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"
 #: HTTP status -> google.rpc.Code; all others are INVALID_ARGUMENT.
 _CODES = {408: 4, 413: 8, 503: 14}
-#: Of a connection: address and port, the client's and ours, as tables store them.
-Ends = tuple[bytes, int, bytes, int]
 
 
 class RequestRefused(Exception):
@@ -122,8 +91,7 @@ class AgentLink:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._sock, self._loop = sock, asyncio.get_running_loop()
-        self._sent = 0
+        self._sock, self._loop, self._sent = sock, asyncio.get_running_loop(), 0
         self._waiting: deque[tuple[int, asyncio.Future[None], int]] = deque()
         self._loop.add_reader(sock, self._answered)
 
@@ -134,7 +102,7 @@ class AgentLink:
         except ConnectionError:
             os._exit(0)
 
-    async def hand_over(self, connection: int, ends: Ends, rows: bytes) -> None:
+    async def hand_over(self, connection: int, ends: bytes, rows: bytes) -> None:
         """Returns once the agent has taken them. Raises OSError where it does not within AGENT_S, or too much waits."""
         if sum(size for _, _, size in self._waiting) > WAITING_BYTES:
             raise BlockingIOError
@@ -142,7 +110,7 @@ class AgentLink:
         memory = os.memfd_create("tickscope-otlp")
         try:
             os.write(memory, rows)
-            self.send(HEAD.pack(self._sent, connection, *ends), memory)
+            self.send(HEAD.pack(self._sent, connection, ends), memory)
         finally:
             os.close(memory)
         self._waiting.append((self._sent, taken := self._loop.create_future(), len(rows)))
@@ -167,86 +135,64 @@ class OtlpServer:
 
     def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
+        self.places = Places(MAX_CONNECTIONS)
         self._mapper, self._agent = mapper, agent
-        self._places = Places(MAX_CONNECTIONS)
         self._budget = Budget(RATE_PER_S, BURST)
         self._accepted = 0
         self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)
 
-    @property
-    def connections(self) -> int:
-        return self._places.used
-
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        sock = writer.get_extra_info("socket")
-        uid = user(sock)
-        uid = -1 if uid is None else uid
-        if self._places.refusal(uid):
+        client = OtlpClient(reader, writer)
+        try:
+            self.places.take(client.uid)
+        except NoPlaceError:
             self.counts["refused"] += 1
             writer.transport.abort()
             return
-        self._places.take(uid)
         self._accepted += 1
-        theirs, ours = sock.getpeername(), sock.getsockname()
-        ends = addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1]
-        client = OtlpClient(reader, writer)
+        number = self._accepted
         try:
-            while await self._request(client, uid, self._accepted, ends):
+            while await self._request(client, number):
                 client.http.start_next_cycle()
                 await asyncio.sleep(0)  # others' turn: what is pipelined is there already
         except (OSError, h11.LocalProtocolError):
             pass
         finally:
             writer.transport.abort()
-            self._places.give_back(uid)
+            self.places.give_back(client.uid)
 
-    async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
+    async def _request(self, client: OtlpClient, number: int) -> bool:
         """A request and its answer; False where no other one can follow."""
-        as_json = False
         try:
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    if type(request := await client.event()) is not h11.Request:
-                        return False
-                    signal, as_json, packed = _wanted(request)
-                    body = await client.body()
-            except h11.RemoteProtocolError as error:
-                count = "too_large" if error.error_status_hint == 431 else "malformed"
-                raise RequestRefused(error.error_status_hint, count, f"not OTLP over HTTP/1.1: {error}") from None
-            except TimeoutError:
-                if client.http.their_state is h11.IDLE and not client.http.trailing_data[0]:
-                    return False
-                raise RequestRefused(408, "slow", f"a request has to come within {REQUEST_S:g} s") from None
+            if (request := await client.request()) is None:
+                return False
             self.counts["requests"] += 1
-            data = unpacked(body) if packed else bytes(body)
-            status, answer = 200, await self._taken(signal, data, as_json, uid, number, ends)
+            status, answer = 200, await self._taken(client, number, *request)
         except RequestRefused as error:
             self.counts[error.count] += 1
             status, answer = error.status, Status(code=_CODES.get(error.status, 3), message=_text(str(error)))
-        content = MessageToJson(answer, indent=None).encode() if as_json else answer.SerializeToString()
-        async with asyncio.timeout(REQUEST_S):
-            await client.answer(status, content, as_json)
+        await client.answer(status, answer)
         return bool(client.http.our_state is h11.DONE)
 
-    async def _taken(self, signal: str, data: bytes, as_json: bool, uid: int, number: int, ends: Ends) -> Any:
+    async def _taken(self, client: OtlpClient, number: int, signal: str, data: bytes) -> Any:
         """The answer to a request whose decisions the agent has taken. Raises RequestRefused."""
         answer: Any = ExportLogsServiceResponse() if signal == "logs" else ExportTraceServiceResponse()
         if signal == "metrics":
             self.counts["metrics"] += 1
             return answer
         async with self._small if len(data) <= SMALL_BYTES else self._large:
-            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, as_json)
+            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, client.as_json)
         self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
         now_ns = time.monotonic_ns()
-        given = min(len(rows), max(0, int(self._budget.left(uid, now_ns))))
-        self._budget.spend(uid, given, now_ns)
+        given = min(len(rows), max(0, int(self._budget.left(client.uid, now_ns))))
+        self._budget.spend(client.uid, given, now_ns)
         if over := len(rows) - given:
             self.counts["over_rate"] += over
             rejected, why = rejected + over, why or f"a user may send {RATE_PER_S // PART} decisions a second"
         if given:
             try:
-                await self._agent.hand_over(number, ends, b"".join(rows[:given]))
+                await self._agent.hand_over(number, client.ends, b"".join(rows[:given]))
             except OSError:
                 raise RequestRefused(503, "busy", "the agent does not take them now: try again") from None
         self.counts["decisions"] += given
@@ -277,42 +223,71 @@ class OtlpServer:
 
 
 class OtlpClient:
-    """Of one client: h11 and the streams."""
+    """A connection of a client: h11 and the streams. uid: of the client's user, -1 unknown. ends: see
+    agent/receiver/wire.py. as_json: whether its last request was.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.http, self._reader, self._writer = h11.Connection(h11.SERVER, MAX_HEAD_BYTES), reader, writer
+        sock = writer.get_extra_info("socket")
+        uid = user(sock)
+        self.uid, self.as_json = -1 if uid is None else uid, False
+        theirs, ours = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+        self.ends = ENDS.pack(addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1])
 
-    async def event(self) -> Any:
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            if self.http.they_are_waiting_for_100_continue:
-                self._send(h11.InformationalResponse(status_code=100, headers=[]))
-            self.http.receive_data(await self._reader.read(1 << 16))
-        return event
+    async def request(self) -> tuple[str, bytes] | None:
+        """The next request's signal and body, unpacked; None where none comes. Raises RequestRefused, OSError."""
+        self.as_json = False
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                if type(request := await self._event()) is not h11.Request:
+                    return None
+                signal, self.as_json, packed = _wanted(request)
+                body = await self._body()
+        except h11.RemoteProtocolError as error:
+            count = "too_large" if error.error_status_hint == 431 else "malformed"
+            raise RequestRefused(error.error_status_hint, count, f"not OTLP over HTTP/1.1: {error}") from None
+        except TimeoutError:
+            if self.http.their_state is h11.IDLE and not self.http.trailing_data[0]:
+                return None
+            raise RequestRefused(408, "slow", f"a request has to come within {REQUEST_S:g} s") from None
+        return signal, unpacked(body) if packed else bytes(body)
 
-    async def body(self) -> bytearray:
-        body, pieces = bytearray(), 0
-        while type(event := await self.event()) is h11.Data:
-            if len(body) + len(event.data) > MAX_BODY_BYTES:
-                raise _too_large()
-            body += event.data
-            if not (pieces := pieces + 1) % 64:  # others' turn
-                await asyncio.sleep(0)
-        return body
-
-    async def answer(self, status: int, content: bytes, as_json: bool) -> None:
-        """After a refusal what is still sent is thrown away: closing at once would take the answer from the sender."""
-        headers = {"Content-Type": (_JSON if as_json else _PROTOBUF).decode(), "Content-Length": str(len(content))}
+    async def answer(self, status: int, answer: Any) -> None:
+        """After a refusal what is still sent is thrown away: closing at once would take the answer from the sender.
+        Raises OSError.
+        """
+        content = MessageToJson(answer, indent=None).encode() if self.as_json else answer.SerializeToString()
+        headers = {"Content-Type": (_JSON if self.as_json else _PROTOBUF).decode(), "Content-Length": str(len(content))}
         headers |= {"Connection": "close"} if status != 200 else {}
         headers |= {"Retry-After": "1"} if status == 503 else {}
         reason = HTTPStatus(status).phrase.encode()
         self._send(h11.Response(status_code=status, headers=list(headers.items()), reason=reason))
         self._send(h11.Data(data=content))
         self._send(h11.EndOfMessage())
-        await self._writer.drain()
-        if status != 200:
-            self._writer.write_eof()
-            while await self._reader.read(1 << 16):
-                pass
+        async with asyncio.timeout(REQUEST_S):
+            await self._writer.drain()
+            if status != 200:
+                self._writer.write_eof()
+                while await self._reader.read(1 << 16):
+                    pass
+
+    async def _event(self) -> Any:
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            self.http.receive_data(await self._reader.read(1 << 16))
+        return event
+
+    async def _body(self) -> bytearray:
+        body, pieces = bytearray(), 0
+        while type(event := await self._event()) is h11.Data:
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large()
+            if not (pieces := pieces + 1) % 64:  # others' turn
+                await asyncio.sleep(0)
+        return body
 
     def _send(self, event: Any) -> None:
         self._writer.write(self.http.send(event) or b"")
@@ -339,10 +314,8 @@ def _wanted(request: h11.Request) -> tuple[str, bool, bool]:
     headers = {name: value.strip().lower() for name, value in request.headers}
     kind, coding = headers.get(b"content-type", b"").partition(b";")[0].strip(), headers.get(b"content-encoding", b"")
     signal = _PATHS.get(request.target.partition(b"?")[0])
-    both = b"transfer-encoding" in headers and b"content-length" in headers
     for wrong, status, why in (
         (request.http_version > b"1.1", 400, "not OTLP over HTTP/1.1: gRPC is not received"),
-        (both, 400, "not OTLP over HTTP/1.1: Content-Length with Transfer-Encoding"),
         (not known_host(headers.get(b"host", b"localhost").decode(), ()), 421, "use a loopback address, or localhost"),
         (signal is None, 404, "the paths are /v1/traces, /v1/logs and /v1/metrics"),
         (request.method != b"POST", 405, "the method is POST"),
@@ -372,22 +345,14 @@ async def run(agent: socket.socket, listener: socket.socket, settings: dict[str,
     async with await asyncio.start_server(server.serve, sock=listener):
         while True:
             with contextlib.suppress(BlockingIOError):
-                link.send(json.dumps({**server.counts, "connections": server.connections}).encode())
+                link.send(json.dumps({**server.counts, "connections": server.places.used}).encode())
             await asyncio.sleep(_HEARTBEAT_S)
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    agent, settings, parent, listener = map(int, sys.argv[1:])
-    privilege.keep_only(agent, settings, listener)
-    privilege.set_name("tickscope-otlp")
-    privilege.give_up_all(parent)
-    resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
-    with os.fdopen(settings) as file:
-        given = json.load(file)
-    use_salt_digest(bytes.fromhex(given["salt"]))
-    asyncio.run(run(socket.socket(fileno=agent), socket.socket(fileno=listener), given))
+    agent, settings, (listener,) = begin_worker("tickscope-otlp", BUDGET_BYTES)
+    use_salt_digest(bytes.fromhex(settings["salt"]))
+    asyncio.run(run(agent, socket.socket(fileno=listener), settings))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def right(reported: dict[str, Any] | None, truth: dict[str, Any]) -> str:
         )
         for n in ("allowed", "refused")
     ]
-    return f"{reported['told']}: " + "; ".join(inside)
+    return f"{reported['basis']}: " + "; ".join(inside)
 
 
 def main() -> None:

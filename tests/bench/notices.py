@@ -1,4 +1,4 @@
-"""From a clock step to the program that is told: ``python -m tests.bench.notices [--steps N] [--rate N]``. As root.
+"""From a clock step to the program that is notified: ``python -m tests.bench.notices [--steps N] [--rate N]``. As root.
 
 A program steps the wall clock by 1 us, half of the times forward, then back; another reads the notice socket, first an
 ordinary program, then one of real-time priority: what is between the two is the scheduler's, which lets whoever has the
@@ -6,7 +6,7 @@ processor finish its slice first. Not both at a time: the second would take the 
 read. A notice's time is from the step's call having returned to the subscriber having read it (so less than nothing
 where the watch ran on another processor meanwhile). First the agent has nothing else to do, then it drains ``--rate``
 records a second and seals them. In the same run two programs look at REALTIME - MONOTONIC, one every 125 ms, as
-CockroachDB does, and one every second: when each could first tell, and how many jumps it told.
+CockroachDB does, and one every second: when each could first tell, and how many jumps it saw.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def polled(out: IO[str], returned: np.ndarray) -> str:
     seen = first < len(samples)
     reported = int((np.abs(np.diff(samples[:, 1])) > _SIZE_NS // 2).sum())
     return (
-        f"{words((samples[first[seen], 0] - returned[seen]).tolist())}, {reported} jumps told for {len(returned)} steps"
+        f"{words((samples[first[seen], 0] - returned[seen]).tolist())}, {reported} jumps seen for {len(returned)} steps"
     )
 
 
@@ -141,7 +141,9 @@ def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list
 
 
 def took(notices: IO[str], stepper: int, returned: np.ndarray) -> list[int]:
-    """From each step's return to the subscriber's read, ns. Ends the run where a step was missed, or told wrongly."""
+    """From each step's return to the subscriber's read, ns. Ends the run where a step was missed, or reported
+    wrongly.
+    """
     steps = len(returned)
     reported = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
     mine = [(at, notice) for at, notice in reported if notice["actor"] and notice["actor"]["pid"] == stepper]

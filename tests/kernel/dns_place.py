@@ -54,13 +54,13 @@ def main() -> None:
         subprocess.run(["mount", "--bind", settings.name, os.path.realpath("/etc/resolv.conf")], check=True)
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagrams.bind((ADDRESS, 53))
-    heard, tells = os.pipe()
+    started, ready = os.pipe()
     if not os.fork():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: set before the other goes on, and maybe ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.write(tells, b"1")
+        os.write(ready, b"1")
         serve(datagrams)
-    os.read(heard, 1)
+    os.read(started, 1)
     datagrams.close()
     os.execvp(program[0], program)
 

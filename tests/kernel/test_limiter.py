@@ -218,7 +218,7 @@ def test_a_wait_whose_caller_gives_up_is_cancelled(
 
 
 def test_a_wait_that_is_never_seen_to_end_is_delayed(watch: Callable[..., Watch], own: Callable[[str], Path]) -> None:
-    """Its program is killed while it sleeps: told when the sleep would be over."""
+    """Its program is killed while it sleeps: reported when the sleep would be over."""
     path = own()
     program = Limits.start(path, "doze", 2)
     w = watch()

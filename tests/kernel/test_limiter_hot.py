@@ -101,7 +101,7 @@ def holds(total: Total, truth: int) -> bool:
 def test_a_hot_limiter_is_sampled_and_the_truth_lies_in_its_interval(
     watch: Callable[..., Watch], hot: Callable[..., Any], load: str, slowed: bool
 ) -> None:
-    """In a closed loop the probes set the pace while they are attached: what is told is a lower bound."""
+    """In a closed loop the probes set the pace while they are attached: what is reported is a lower bound."""
     program = hot("-for", "600", *load.split())
     w = watch(hits_per_s=HITS_PER_S)
     path = attached(w, program)

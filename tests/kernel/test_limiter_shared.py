@@ -1,4 +1,4 @@
-"""A limiter in Go within a shared library that a program of another language loads: told, and seen where it is
+"""A limiter in Go within a shared library that a program of another language loads: reported, and seen where it is
 declared.
 """
 

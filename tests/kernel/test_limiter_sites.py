@@ -58,7 +58,7 @@ def test_who_asks_is_the_name(watch: Callable[..., Watch], tmp_path: Path, kind:
     for program in (first, second):
         truth = go(program)
         rows = w.rows(program.pid, len(truth))
-        if kind == "go1.17.13":  # whose inlined functions are not told
+        if kind == "go1.17.13":  # whose inlined functions are not reported
             named["pay"] = named["pay"].replace("admit", "Pay")
         assert [row["limiter_id"].decode() for row in rows] == [named[reported["site"]] for reported in truth]
         customers = rows[rows["limiter_id"] == SITES["customer"].encode()]
@@ -74,7 +74,7 @@ def test_who_asks_is_the_name(watch: Callable[..., Watch], tmp_path: Path, kind:
 def test_a_program_that_comes_by_thousands_of_ways_keeps_nobody_s_name(
     watch: Callable[..., Watch], tmp_path: Path
 ) -> None:
-    """Each way is a stack of its own, more of them than are told in that time: its own decisions are all there, and
+    """Each way is a stack of its own, more of them than are reported in that time: its own decisions are all there, and
     another program's have their names.
     """
     paths = [Path(shutil.copy(go_binary("plain", "shop"), tmp_path / name)) for name in ("winding", "other")]

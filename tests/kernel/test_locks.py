@@ -1,5 +1,5 @@
-"""Who held the lock that a call waited for: flock and fcntl, in this namespace and from another; and what is told of
-files.
+"""Who held the lock that a call waited for: flock and fcntl, in this namespace and from another; and what is reported
+of files.
 """
 
 from __future__ import annotations

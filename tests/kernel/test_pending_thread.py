@@ -78,7 +78,9 @@ def waiting(program: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def profiled(
     kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[str]
 ) -> tuple[list[PendingThread], int]:
-    """What is told of its first thread after a look of 0.6 s, and how long after the look's begin it was woken, ns."""
+    """What is reported of its first thread after a look of 0.6 s, and how long after the look's begin it was woken,
+    ns.
+    """
     begun, woken = boot_ns(), 0
     profile = Profile(kernel, LocalAttacher(), kernel.loaded.families, ("offcpu",), [pid], begun, 60 * SECOND)  # type: ignore[arg-type]
     pending = PendingThreads()
@@ -118,7 +120,7 @@ def test_who_lets_go_of_the_lock(kernel: KernelSource) -> None:
 
 
 def test_a_lock_that_is_checked_again_and_again(kernel: KernelSource) -> None:
-    """As a virtual machine's monitors are: it is told up to each time, and after eight no more."""
+    """As a virtual machine's monitors are: it is reported up to each time, and after eight no more."""
     with waiting(WAITS["poll"]) as (child, _):
         found, _ = profiled(kernel, child.pid, False, child)
     assert len(found) == 8 and {one.by_pid for one in found} != {child.pid}

@@ -59,7 +59,7 @@ def test_each_stop_and_what_ends_it(attach: Attach) -> None:
                 os.waitpid(pid, os.WUNTRACED)
                 os.kill(pid, signal.SIGCONT)
                 os.waitpid(pid, os.WCONTINUED)
-        time.sleep(0.2)  # until they have taken notice: before that, one that goes on may be told twice
+        time.sleep(0.2)  # until they have taken notice: before that, one that goes on may be reported twice
         for pid in pids:
             os.kill(pid, signal.SIGCONT)  # it runs: nothing to tell
         rows = reported(attached, pids, 42)
@@ -117,7 +117,7 @@ def test_an_end_of_its_own_reports_its_status_and_who_asked(attach: Attach) -> N
         one.terminate()
         assert (one.wait(), two.wait(), short.wait()) == (3, 7, 0)
         rows = reported(attached, [one.pid, two.pid, short.pid], 2)
-    assert sorted(rows["pid"]) == sorted([one.pid, two.pid])  # the short one is not told
+    assert sorted(rows["pid"]) == sorted([one.pid, two.pid])  # the short one is not reported
     first, second = rows[rows["pid"] == one.pid][0], rows[rows["pid"] == two.pid][0]
     assert (first["kind"], first["exit_code"], first["signal"], first["sender_pid"]) == (
         EXITED,

@@ -107,12 +107,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Red
     server.process.wait()
 
 
-def _told(rows: np.ndarray, library: str) -> list[tuple[str, float]]:
+def _decisions(rows: np.ndarray, library: str) -> list[tuple[str, float]]:
     rows = rows[rows["library"] == library.encode()]
     return [(_RESULTS[row["result"]], float(row["remaining"])) for row in rows]
 
 
-def _said(statuses: list[dict[str, Any]]) -> list[tuple[str, float]]:
+def _answers(statuses: list[dict[str, Any]]) -> list[tuple[str, float]]:
     return [(("refused", "allowed")[one["code"] == "OK"], float(one.get("limitRemaining", 0))) for one in statuses]
 
 
@@ -147,11 +147,10 @@ def test_each_decision_by_the_services_own_answers(
                 paths.extend(service.ask(("path", f"/{who}")))
 
         rows = rig.during(asks)
-        assert _told(rows, "edge users") == _said(users) and len(users) == 13
-        assert _told(rows, "edge paths") == _said(paths) and len(paths) == 16
-        assert (
-            {result for result, _ in _said(users)} == {result for result, _ in _said(paths)} == {"allowed", "refused"}
-        )
+        assert _decisions(rows, "edge users") == _answers(users) and len(users) == 13
+        assert _decisions(rows, "edge paths") == _answers(paths) and len(paths) == 16
+        for answered in (users, paths):
+            assert {result for result, _ in _answers(answered)} == {"allowed", "refused"}
         others = rows[rows["library"] == b"github.com/envoyproxy/ratelimit"]
         assert len(others) == 5 and len(rows) == 34 and set(others["result"].tolist()) == {-1}
         for library, window_s, limit in ((b"edge users", 60, 7), (b"edge paths", 1, 3)):
@@ -173,9 +172,9 @@ def test_what_its_own_cache_refuses_is_not_counted_anywhere(watched: tuple[Rig, 
                 output.extend(service.ask(("user", who), hits=2))
 
         rows = rig.during(asks)
-        reported = _told(rows, "edge users")
+        reported = _decisions(rows, "edge users")
         assert (
-            reported == _said(output)[: len(reported)] and len(reported) == 4
+            reported == _answers(output)[: len(reported)] and len(reported) == 4
         )  # 2, 4, 6, and 8, from which on it remembers
-        assert [result for result, _ in _said(output)] == ["allowed"] * 3 + ["refused"] * 10
+        assert [result for result, _ in _answers(output)] == ["allowed"] * 3 + ["refused"] * 10
         assert set(rows["cost"].tolist()) == {2.0}

@@ -1,5 +1,5 @@
-"""What the user nobody makes happen without end is held to a share, to the last record; what happens to others is told
-meanwhile.
+"""What the user nobody makes happen without end is held to a share, to the last record; what happens to others is
+reported meanwhile.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_signals(attach: Attach, script: str, times: int, each: int) -> None:
 
 
 def test_answers_of_servers(attach: Attach) -> None:
-    """Who forges what a server answered is told as the one who says so, and leaves others room."""
+    """Who forges what a server answered is reported as the one who says so, and leaves others room."""
     attached, times = attach("tcp"), 5003
     with answering(b"+OK\r\n") as port:
         _, took_s = storm(attached, FORGES, times, port)

@@ -202,7 +202,7 @@ def test_connects_to_itself(attach: Attach) -> None:
 
 
 def test_what_does_not_fit_is_counted(attach: Attach) -> None:
-    """Too few entries: connects are still seen, as far as they can be, and the loss is told."""
+    """Too few entries: connects are still seen, as far as they can be, and the loss is reported."""
     tcp = attach("tcp", options={"TCP_SOCKETS": 8, "TCP_RTT_SOCKETS": 4})
     with echo_server() as (_, port), contextlib.ExitStack() as stack:
         for _ in range(31):

@@ -1,5 +1,5 @@
-"""Programs in a real time namespace, whose MONOTONIC and BOOTTIME are far from the host's: every time is told on the
-host's clocks.
+"""Programs in a real time namespace, whose MONOTONIC and BOOTTIME are far from the host's: every time is reported on
+the host's clocks.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Noted(ssl.SSLObject):
         try: super().do_handshake()
         finally: self.at = self.at or (before, now())
 cc.sslobject_class = sc.sslobject_class = Noted
-told = []
-def tell(role, o, local, remote): told.append([role, *o.at, local, remote])
+handshakes = []
+def note(role, o, local, remote): handshakes.append([role, *o.at, local, remote])
 """
 )
 
@@ -45,7 +45,7 @@ LOOP = (
 async def main(uvloop):
     async def serve(reader, writer):
         o = writer.get_extra_info("ssl_object")
-        tell("server", o, writer.get_extra_info("sockname")[1], writer.get_extra_info("peername")[1])
+        note("server", o, writer.get_extra_info("sockname")[1], writer.get_extra_info("peername")[1])
         writer.write(await reader.read(1)); await writer.drain(); await reader.read(1); writer.close()
     servers = [await asyncio.start_server(serve, "127.0.0.1", 0, ssl=sc, backlog=200) for _ in range(3)]
     ports = [s.sockets[0].getsockname()[1] for s in servers]
@@ -56,18 +56,18 @@ async def main(uvloop):
     async def one(i):
         await asyncio.sleep(random.random() / 10)
         r, w = await asyncio.open_connection("127.0.0.1", ports[i % 3], ssl=cc, server_hostname="localhost")
-        tell("client", w.get_extra_info("ssl_object"), w.get_extra_info("sockname")[1], w.get_extra_info("peername")[1])
+        note("client", w.get_extra_info("ssl_object"), w.get_extra_info("sockname")[1], w.get_extra_info("peername")[1])
         w.write(b"x"); await r.read(1); w.close()
     tasks = [asyncio.ensure_future(noise()) for _ in range(5)]
     await asyncio.gather(*(one(i) for i in range(100)))
     await asyncio.sleep(0.1)
-    print(json.dumps(told))
+    print(json.dumps(handshakes))
 """
 )
 
 
 def judge(rig: Rig, pid: int, reported: list[list[object]]) -> tuple[int, int]:
-    """(how many handshakes are known, of how many); fails where one is told to go over another's socket."""
+    """(how many handshakes are known, of how many); fails where one is reported to go over another's socket."""
     rows = rig.of(pid)
     start = rows["t_ns"] - rows["duration_ns"]
     known = 0
@@ -122,7 +122,7 @@ class End:
         except ssl.SSLWantReadError: pass
         else:
             self.done = True; left -= 1; sel.unregister(self.s)
-            tell(self.role, self.o, *self.ports)
+            note(self.role, self.o, *self.ports)
         data = self.out.read()
         if data: self.s.send(data)
     def read(self):
@@ -147,7 +147,7 @@ while left:
     if way == "batch" or not ready:
         random.shuffle(queue)
         while queue: (lambda p: p[0].take(p[1]))(queue.popleft())
-print(json.dumps(told))
+print(json.dumps(handshakes))
 """
 )
 
@@ -166,15 +166,15 @@ def test_by_hand(rig: Rig, certs: Path, variant: str) -> None:
 
 
 NODE = """
-const tls = require('tls'), fs = require('fs'), d = process.argv[1], told = [];
+const tls = require('tls'), fs = require('fs'), d = process.argv[1], rows = [];
 const cert = fs.readFileSync(d + '/cert'), key = fs.readFileSync(d + '/key');
 const versions = ['TLSv1.2', 'TLSv1.3', 'TLSv1.3'], servers = [];
 let left = 100;
-const end = () => { if (!--left) setTimeout(() => { console.log(JSON.stringify(told)); process.exit(0); }, 200); };
+const end = () => { if (!--left) setTimeout(() => { console.log(JSON.stringify(rows)); process.exit(0); }, 200); };
 const one = (i) => {
   const port = servers[i % 3].address().port;
   const c = tls.connect({host: '127.0.0.1', port, ca: cert, servername: 'localhost'}, () => {
-    told.push([c.localPort, c.remotePort, c.getProtocol()]); c.write('x');
+    rows.push([c.localPort, c.remotePort, c.getProtocol()]); c.write('x');
   });
   c.on('data', () => c.end()).on('close', end).on('error', (e) => { console.error(e); process.exit(1); });
 };
@@ -202,5 +202,5 @@ def test_node(rig: Rig, certs: Path) -> None:
         for s, d, role in zip(known["sport"].tolist(), known["dport"].tolist(), names(known, "role"), strict=True)
     ]
     assert [version[end] for end in ends] == known["tls_version"].tolist()
-    assert len(set(zip(ends, names(known, "role"), strict=True))) == len(ends), "two handshakes over one socket"
+    assert len(set(zip(ends, names(known, "role"), strict=True))) == len(ends), "two rows over one socket"
     assert len(known) >= 190

@@ -89,7 +89,7 @@ def test_both_ends_the_path_and_each_request_are_known(attach: Attach, tmp_path:
             ask(connection, ms)
             time.sleep(0.005)
         time.sleep(0.1)
-        ask(connection, 0)  # what was quick is told with the next one
+        ask(connection, 0)  # what was quick is reported with the next one
         rows = unix.wait("unix_peer", by(process.pid), answered(24))
         assert int(rows["requests"].sum()) == 24
         assert set(rows["pid"]) == {os.getpid()}
@@ -150,7 +150,9 @@ while True:
 
 
 def test_a_request_that_is_read_to_its_end_after_the_answer(attach: Attach, tmp_path: Path) -> None:
-    """On a connection of its own each time: told while it waits, and when it is answered; nothing waits after that."""
+    """On a connection of its own each time: reported while it waits, and when it is answered; nothing waits after
+    that.
+    """
     unix, path = attach("unix"), str(tmp_path / "s")
     with server(path, _PARTLY) as process:
         with connected(path) as connection:

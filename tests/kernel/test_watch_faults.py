@@ -1,5 +1,5 @@
-"""The clock watch stopped, killed and hung: told, waited for, replaced. Real steps (0.2 ms at most, undone) and real
-subscribers.
+"""The clock watch stopped, killed and hung: reported, waited for, replaced. Real steps (0.2 ms at most, undone) and
+real subscribers.
 """
 
 from __future__ import annotations

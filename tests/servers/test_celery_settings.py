@@ -118,9 +118,9 @@ def test_a_refused_command_names_the_rule(redis: Redis, refused: list[str], rule
         refusals = denied(redis)
         rows = [poll(queue) for _ in range(4)][-1]
         (found,) = [one for one in rows if one["destination"] == b"celery"]
-        (told,) = [one for one in rows if one["reason"].startswith(b"refused by the ACL")]
-        assert (found[column] < 0, told["reason"]) == (True, b"refused by the ACL; ACL SETUSER mon " + rule)
-        assert (told["status"], TABLE.by_name["failure"].names[told["failure"]]) == (b"unknown", "permission")
+        (row,) = [one for one in rows if one["reason"].startswith(b"refused by the ACL")]
+        assert (found[column] < 0, row["reason"]) == (True, b"refused by the ACL; ACL SETUSER mon " + rule)
+        assert (row["status"], TABLE.by_name["failure"].names[row["failure"]]) == (b"unknown", "permission")
         assert denied(redis) == refusals > 0
 
 

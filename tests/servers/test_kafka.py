@@ -415,7 +415,7 @@ def test_who_keeps_up_who_falls_behind_and_who_reads_nothing(
     assert (idle["lag_messages"], idle["in_per_s"], idle["out_per_s"]) == (0, 0, 0)
 
 
-def test_what_no_consumer_will_get_is_told(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+def test_what_no_consumer_will_get_is_reported(kafka: Kafka, opened: Callable[..., Queue]) -> None:
     from confluent_kafka import Producer, TopicPartition
 
     admin = kafka.admin

@@ -458,10 +458,10 @@ def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) ->
         end = time.monotonic() + 60 * PATIENCE
         while True:
             found = [(n, row_of(poll(queue), "spread", "one")) for n, queue in enumerate(queues) if n != leader]
-            told = [(n, row["reason"].partition(b";")[0]) for n, row in found if row is not None]
-            if told == [(other, b"the stream was deleted")]:
+            reasons = [(n, row["reason"].partition(b";")[0]) for n, row in found if row is not None]
+            if reasons == [(other, b"the stream was deleted")]:
                 break
-            assert time.monotonic() < end, told
+            assert time.monotonic() < end, reasons
         for queue in queues:
             queue.close()
     finally:

@@ -14,7 +14,7 @@ from tests.servers.strict_receiver import Span, StrictReceiver
 from tests.system.agent import Agent
 
 #: Decides in four threads, by asking a TLS server that takes some milliseconds; of every other decision the thread is
-#: told, else its waits and handshakes are the process's.
+#: reported, else its waits and handshakes are the process's.
 PROGRAM = """
 import json, os, socket, ssl, sys, threading, time
 certs, intake = sys.argv[1:]
@@ -37,8 +37,8 @@ def decide(number):
             with to_client.wrap_socket(plain, server_hostname="localhost") as asking:
                 for size in (0, 2, 3 + turn % 5):
                     asking.send(bytes([size])); asking.recv(1)
-            told = {"tid": threading.get_native_id()} if turn % 2 else {}
-            decision = {"limiter": f"asks{number}", "result": "allowed", "duration_ns": now() - began, **told}
+            thread = {"tid": threading.get_native_id()} if turn % 2 else {}
+            decision = {"limiter": f"asks{number}", "result": "allowed", "duration_ns": now() - began, **thread}
             sock.send(json.dumps(decision).encode())
             time.sleep(0.02)
 for target, arguments in [(serve, ())] * 4 + [(decide, (number,)) for number in range(4)]:

@@ -30,8 +30,8 @@ RUNNING, HELD, LOCKS = 1, 7, 5
 S = 10**9
 
 
-class Looked:
-    """The pollers of an agent, looked after as its loop does."""
+class ObservedTimers:
+    """The pollers of an agent, supervised as its loop does."""
 
     def __init__(self, servers: dict[str, str], ends: ExitStack) -> None:
         self.timers = Timers(lambda: 0)
@@ -72,10 +72,10 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     due |= {f"lock:{i}": int(redis.do("PEXPIRETIME", f"lock:{i}")) * 10**6 for i in range(LOCKS)}  # type: ignore[call-overload]
 
     urls = {"celery": f"{redis.url}?visibility_timeout={VISIBILITY_S}", "redis": f"{redis.url}?locks=lock:*"}
-    looked = Looked(urls, ends)
+    observed = ObservedTimers(urls, ends)
     count = RUNNING + HELD + HELD + LOCKS  # those that are held have a set time, too
-    wait(lambda: len(looked.rows()) == count)
-    rows = looked.rows()
+    wait(lambda: len(observed.rows()) == count)
+    rows = observed.rows()
     assert {row["object"] for row in rows} == set(due)
     wall = {row["object"]: row["due_wall_ns"] for row in rows if row["clock"] == "wall"}
     assert all(abs(wall[name] - at) < 1000 for name, at in due.items())  # Redis prints scores as doubles
@@ -88,7 +88,7 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     listening.bind(str(tmp_path / "control.sock"))
     listening.listen()
     listening.setblocking(False)
-    control, over = Control(listening, {"timers": looked.timers.document}), threading.Event()
+    control, over = Control(listening, {"timers": observed.timers.document}), threading.Event()
 
     def serve() -> None:
         while not over.wait(0.02):
@@ -116,7 +116,7 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     redis.do("DEL", *(f"lock:{i}" for i in range(LOCKS)))
     worker.end()
     redis.do("DEL", "unacked", "unacked_index")
-    wait(lambda: looked.rows() == [])
+    wait(lambda: observed.rows() == [])
     done = tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (3, b""), done
     assert tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path / "no")).returncode == 4
@@ -134,12 +134,12 @@ def test_a_jump_and_the_timers_of_etcd_and_nats(ends: ExitStack, tmp_path: Path)
     js.fill("aged.a", 13)
     js.consumer("aged", "c", ack_wait=LATER_S * SECOND)
     js.pull("aged", "c", 7)
-    looked = Looked({"etcd": etcd.url, "nats": nats.url}, ends)
-    wait(lambda: [row["was_due_ns"] is not None for row in looked.rows() if row["kind"] == "lease"] == [True])
-    wait(lambda: len(looked.rows()) == 4)
+    observed = ObservedTimers({"etcd": etcd.url, "nats": nats.url}, ends)
+    wait(lambda: [row["was_due_ns"] is not None for row in observed.rows() if row["kind"] == "lease"] == [True])
+    wait(lambda: len(observed.rows()) == 4)
     for size_s in (7200, -7200):
         now = sample.read()
-        made = effects(looked.timers.latest(now.t_ns), now.t_ns, size_s * S, now.real_boot_ns)
+        made = effects(observed.timers.latest(now.t_ns), now.t_ns, size_s * S, now.real_boot_ns)
         rows = {row["kind"]: row for row in map(plain, made)}
         assert {kind: row["timers"] for kind, row in rows.items()} == {
             "lease": 1,

@@ -1,5 +1,5 @@
-"""Services whose event loop does not turn: one computes, one is stopped. Each is told by itself, with what became of
-it, though nobody watches it.
+"""Services whose event loop does not turn: one computes, one is stopped. Each is reported by itself, with what became
+of it, though nobody watches it.
 """
 
 from __future__ import annotations

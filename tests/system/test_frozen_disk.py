@@ -1,5 +1,5 @@
-"""A store on a file system that does not answer: only what is written waits, what that costs is told, and an agent that
-ends or starts meanwhile says so.
+"""A store on a file system that does not answer: only what is written waits, what that costs is reported, and an agent
+that ends or starts meanwhile says so.
 """
 
 from __future__ import annotations

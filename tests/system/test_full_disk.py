@@ -1,5 +1,5 @@
-"""A store on a file system that really is full, or fails: what that costs is told while it lasts and after, exactly,
-and the memory of the agent stays bounded.
+"""A store on a file system that really is full, or fails: what that costs is reported while it lasts and after,
+exactly, and the memory of the agent stays bounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the correlator does not look at is told by the agent and by its store."""
+"""What the correlator does not look at is reported by the agent and by its store."""
 
 from __future__ import annotations
 

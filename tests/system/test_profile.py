@@ -149,7 +149,7 @@ def profiles(agent: Agent, pid: int) -> list[dict[str, Any]]:
 
 def test_a_slow_disk_is_checked(start: Callable[..., Agent], tmp_path: Path, slow_disk: tuple[FrozenDisk, str]) -> None:
     """Rows say what the disk did and where the process slept; the finding goes by it; nothing stays attached; what it
-    took is told.
+    took is reported.
     """
     below, device = slow_disk
     agent = start().ready()

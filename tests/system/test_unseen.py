@@ -1,5 +1,5 @@
-"""Programs whose handshakes or decisions cannot be seen are told, each with its path, the reason and what to do: rows
-of ``probe_status``.
+"""Programs whose handshakes or decisions cannot be seen are reported, each with its path, the reason and what to do:
+rows of ``probe_status``.
 """
 
 from __future__ import annotations

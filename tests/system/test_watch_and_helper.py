@@ -1,5 +1,5 @@
-"""The agent's processes killed and stopped while it runs: told at once, back when they go on, started again where that
-can be.
+"""The agent's processes killed and stopped while it runs: reported at once, back when they go on, started again where
+that can be.
 """
 
 from __future__ import annotations

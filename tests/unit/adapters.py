@@ -76,7 +76,7 @@ def columns(rows: np.ndarray, *names: str) -> list[tuple[Any, ...]]:
 
 class Program:
     """A limited program that reads lines LIMITER COUNT: it asks so often, and says how often it was allowed and how
-    many decisions are still to be told.
+    many decisions are still to be reported.
     """
 
     def __init__(self, command: list[str]) -> None:
@@ -96,8 +96,8 @@ class Program:
 
 
 def held_up_by_nobody(program: Program, limiter: str, place: Path, many: int) -> None:
-    """Without an agent, with one that reads nothing, with the next: each decision is told or counted. limiter: allows
-    five.
+    """Without an agent, with one that reads nothing, with the next: each decision is reported or counted. limiter:
+    allows five.
     """
     assert program.ask(limiter, 11) == (5, 11)  # no agent
     reported = Reported(place)

@@ -1,5 +1,5 @@
-"""The adapter for Python's limiters, with the real libraries: each decision is told as it was, and nobody is held up,
-whatever the agent does.
+"""The adapter for Python's limiters, with the real libraries: each decision is reported as it was, and nobody is held
+up, whatever the agent does.
 """
 
 from __future__ import annotations

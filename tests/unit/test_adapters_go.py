@@ -1,5 +1,5 @@
-"""The adapter for Go, copied into a program with real limiters: each answer is told as it was, and nobody is held up,
-whatever the agent does.
+"""The adapter for Go, copied into a program with real limiters: each answer is reported as it was, and nobody is held
+up, whatever the agent does.
 """
 
 from __future__ import annotations

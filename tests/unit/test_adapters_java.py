@@ -1,5 +1,5 @@
-"""The adapters for Java, with Bucket4j, Resilience4j and Guava: each answer is told as it was, and nobody is held up,
-whatever the agent does.
+"""The adapters for Java, with Bucket4j, Resilience4j and Guava: each answer is reported as it was, and nobody is held
+up, whatever the agent does.
 """
 
 from __future__ import annotations

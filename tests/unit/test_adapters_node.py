@@ -1,5 +1,5 @@
-"""The adapter for Node, with express-rate-limit and rate-limiter-flexible: each answer is told as it was, and nobody is
-held up, whatever the agent does.
+"""The adapter for Node, with express-rate-limit and rate-limiter-flexible: each answer is reported as it was, and
+nobody is held up, whatever the agent does.
 """
 
 from __future__ import annotations

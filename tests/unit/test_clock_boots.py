@@ -1,5 +1,5 @@
-"""A store that outlives restarts of the agent and reboots of the machine: every boot's times are told by that boot's
-own history.
+"""A store that outlives restarts of the agent and reboots of the machine: every boot's times are reported by that
+boot's own history.
 """
 
 from __future__ import annotations

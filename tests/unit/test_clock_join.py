@@ -127,7 +127,7 @@ def test_without_tai_sizes_come_from_what_was_asked() -> None:
 
 @pytest.mark.parametrize("views", [(ASK,), (ASK, WOKE)])
 def test_without_tai_steps_that_are_undone_while_rows_come_are_each_a_row(views: tuple[int, ...]) -> None:
-    """What a call that waits has been seen to do stays together, whenever the calls before it are told."""
+    """What a call that waits has been seen to do stays together, whenever the calls before it are reported."""
     join, rows, at, apart, size = Join(reading(0), STILL), [], 0, 22_000_000, 2_000_000
     for now in range(1_000_000, 24 * apart + 4 * SETTLE_NS, 1_000_000):
         nth, into = divmod(now, apart)

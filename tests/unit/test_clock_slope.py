@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 
 
 def bends(extra_ns: np.ndarray, first: int = 0, count: int = 3600) -> list[tuple[int, Bend]]:
-    """(when it was told, what), with extra_ns added to MONOTONIC - MONOTONIC_RAW."""
+    """(when it was reported, what), with extra_ns added to MONOTONIC - MONOTONIC_RAW."""
     slope, out = Slope(), []
     for i in range(first, min(first + count, len(T_NS))):
         bend = slope.add(int(T_NS[i]), int(MONO_RAW[i] + extra_ns[i]), int(ERR[i]), EXPLAINED[i])

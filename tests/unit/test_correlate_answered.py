@@ -1,4 +1,4 @@
-"""Servers that answer with errors: told with what they say, and with the server at which the errors begin."""
+"""Servers that answer with errors: reported with what they say, and with the server at which the errors begin."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A service without limiter and queue that answers slowly: told with its cause, once; and not told where nothing is
-wrong.
+"""A service without limiter and queue that answers slowly: reported with its cause, once; and not reported where
+nothing is wrong.
 """
 
 from __future__ import annotations

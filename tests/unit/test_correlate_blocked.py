@@ -1,5 +1,5 @@
-"""A process that nobody watches for anything else is held up: told with what held it up, and not told where it only
-does more.
+"""A process that nobody watches for anything else is held up: reported with what held it up, and not reported where it
+only does more.
 """
 
 from __future__ import annotations

@@ -134,16 +134,16 @@ def test_the_catalogue_is_printed(verb: str, names: Any, fmt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reads", "said"),
+    ("reads", "message"),
     [
         ({"tcp_nothing": ("peer",)}, "'tcp_nothing'"),
         ({"tcp_close": ("nothing",)}, "tcp_close: there is no 'nothing'"),
     ],
 )
-def test_what_a_cause_reads_exists(monkeypatch: pytest.MonkeyPatch, reads: Any, said: str) -> None:
+def test_what_a_cause_reads_exists(monkeypatch: pytest.MonkeyPatch, reads: Any, message: str) -> None:
     wrong = {**causes(), "busy": replace(causes()["busy"], reads=reads)}
     monkeypatch.setattr("agent.correlate.catalogue.causes", lambda: wrong)
-    with pytest.raises(AgentError, match=f"cause busy: reads.*{said}"):
+    with pytest.raises(AgentError, match=f"cause busy: reads.*{message}"):
         kept.__wrapped__()
 
 

@@ -1,4 +1,4 @@
-"""Names that took long to resolve, or did not: told as that, with the name server, and not as a slow broker."""
+"""Names that took long to resolve, or did not: reported as that, with the name server, and not as a slow broker."""
 
 from __future__ import annotations
 

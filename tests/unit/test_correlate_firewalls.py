@@ -224,7 +224,7 @@ def test_where_resets_that_come_are_not_reported_there_is_no_proof() -> None:
 
 
 def test_who_gives_up_before_he_is_reported_was_not_refused() -> None:
-    """Programs that wait for half a second ask for a neighbour that is not there: few are told before."""
+    """Programs that wait for half a second ask for a neighbour that is not there: few are reported before."""
     host = refused(errno.EHOSTUNREACH, 300_000_000, received=False, sent=False, here=False)
     (connects,) = (batch.rows for batch in host.made if batch.table == "tcp_connect")
     bad = np.flatnonzero(connects["result"] == code("tcp_connect", "result", "failed"))

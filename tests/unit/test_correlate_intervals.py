@@ -1,4 +1,4 @@
-"""Seconds in which a port's interval did not end: told of where it went on for all of them, and of no other."""
+"""Seconds in which a port's interval did not end: reported where it went on for all of them, and of no other."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_messages_of_a_killed_consumer_that_another_one_gets() -> None:
 
 
 @pytest.mark.parametrize("metric", ["duplicates", "out_of_order"])
-def test_without_a_cause_it_is_said_how_many_and_which(metric: str) -> None:
+def test_without_a_cause_it_reports_how_many_and_which(metric: str) -> None:
     host = consumed(Host(), 0, 30)
     if metric == "duplicates":
         again(host, 30, 3)

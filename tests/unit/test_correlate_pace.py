@@ -1,4 +1,4 @@
-"""Limiters that fall silent: told where it is known why; and how rarely a healthy one is taken for silent."""
+"""Limiters that fall silent: reported where it is known why; and how rarely a healthy one is taken for silent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arrivals(host: Host, t: np.ndarray, **columns: object) -> None:
 
 
 def silences(host: Host, until: int) -> list[tuple[float, float]]:
-    """Whenever the watch took it for silent, told or not."""
+    """Whenever the watch took it for silent, reported or not."""
     watch, found = PauseWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
     rows = np.concatenate([compact("limiter_decision", b.rows) for b in host.made])
     rows = rows[np.argsort(rows["t_ns"], kind="stable")]

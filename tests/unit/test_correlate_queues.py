@@ -511,9 +511,9 @@ def test_messages_that_are_removed_before_they_are_read_are_a_finding(system: by
     removing(host, 30, UNTIL, 19, **its)
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"], finding["state"]) == ("entries_lost", "unknown", "closed")
-    said, by = str(finding["sentence"]), {b"redis": "XTRIM", b"kafka": "retention", b"nats": "the stream's limits"}
-    assert said.startswith(f"12 messages of {system.decode()} queue orders group workers were removed by ")
-    assert by[system] in said and "before they were read from " in said
+    sentence, by = str(finding["sentence"]), {b"redis": "XTRIM", b"kafka": "retention", b"nats": "the stream's limits"}
+    assert sentence.startswith(f"12 messages of {system.decode()} queue orders group workers were removed by ")
+    assert by[system] in sentence and "before they were read from " in sentence
 
 
 @pytest.mark.parametrize(

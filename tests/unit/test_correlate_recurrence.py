@@ -1,5 +1,5 @@
-"""What is a recurrence of a healthy service is not told, and no fault ever makes one of another cause, or after a few
-times.
+"""What is a recurrence of a healthy service is not reported, and no fault ever makes one of another cause, or after a
+few times.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def stalls(host: Host, until: int, every: int) -> list[int]:
 
 
 def test_stalls_of_no_known_cause_hide_none_that_follows() -> None:
-    """Eight within seven minutes, each of them told, and one of which the cause is known."""
+    """Eight within seven minutes, each of them reported, and one of which the cause is known."""
     host = Host(2)
     until = 470
     host.decisions(0, until, rate=20)

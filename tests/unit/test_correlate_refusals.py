@@ -1,4 +1,4 @@
-"""Refusals of which it is seen what they come from are told sooner."""
+"""Refusals of which it is seen what they come from are reported sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each symptom is told: the impact, what is usual, and when. Elsewhere tests go by facts."""
+"""How each symptom is reported: the impact, what is usual, and when. Elsewhere tests go by facts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def episode(
     return made
 
 
-TOLD = [
+SENTENCES = [
     (
         episode(
             "accept_overflow", "accept queue of 0.0.0.0:80 (nginx pid 7)", "queue", "connections", 129, limit=128.0
@@ -281,13 +281,13 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("made", "reported"), TOLD, ids=[made.symptom for made, _ in TOLD])
+@pytest.mark.parametrize(("made", "reported"), SENTENCES, ids=[made.symptom for made, _ in SENTENCES])
 def test_a_symptom_is_reported_by_its_impact(made: Episode, reported: str) -> None:
     assert plain(pieces(symptom_of(made).clause(made))) == reported.replace(" WHEN", WHEN)
 
 
 def test_each_symptom_is_in_the_table() -> None:
-    assert {made.symptom for made, _ in TOLD} == {*symptoms()}
+    assert {made.symptom for made, _ in SENTENCES} == {*symptoms()}
 
 
 @pytest.mark.parametrize(

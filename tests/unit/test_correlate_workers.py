@@ -1,5 +1,5 @@
-"""Workers that nobody reaches by a connection: what is done to them from outside is told, what belongs to their life is
-not.
+"""Workers that nobody reaches by a connection: what is done to them from outside is reported, what belongs to their
+life is not.
 """
 
 from __future__ import annotations

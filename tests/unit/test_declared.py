@@ -36,7 +36,7 @@ def test_each_file_declares(package: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named", "said"),
+    ("text", "named", "message"),
     [
         ("", True, "one.py: it has no BROKER"),
         (RIGHT.replace("BROKER =", "BROKERS ="), True, "one.py: it has no BROKER"),
@@ -49,11 +49,11 @@ def test_each_file_declares(package: ModuleType) -> None:
         ("BROKER = (\n", True, "one.py:1: "),
     ],
 )
-def test_a_wrong_declaration_names_its_file(package: ModuleType, text: str, named: bool, said: str) -> None:
+def test_a_wrong_declaration_names_its_file(package: ModuleType, text: str, named: bool, message: str) -> None:
     (Path(package.__path__[0]) / "one.py").write_text(text)
     with pytest.raises(AgentError) as error:
         all_declared(package, "BROKER", Broker, named=named)
-    assert said in error.value.what
+    assert message in error.value.what
 
 
 def test_an_optional_declaration_under_another_name(package: ModuleType) -> None:

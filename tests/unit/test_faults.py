@@ -1,5 +1,5 @@
-"""A part that fails: the loop goes on, the rows are stored, and what it cost is told; one that fails again and again is
-left out.
+"""A part that fails: the loop goes on, the rows are stored, and what it cost is reported; one that fails again and
+again is left out.
 """
 
 from __future__ import annotations

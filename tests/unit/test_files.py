@@ -1,5 +1,5 @@
-"""Files that are examined and attached to, once it works: failures and refusals are tried again, and what was told of
-them is taken back.
+"""Files that are examined and attached to, once it works: failures and refusals are tried again, and what was reported
+of them is taken back.
 """
 
 from __future__ import annotations

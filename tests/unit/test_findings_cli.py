@@ -57,7 +57,7 @@ def filled(tmp_path: Path) -> Path:
 
 
 def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled: Path) -> None:
-    """The clock step began earlier and was told later, which is not what the table shows."""
+    """The clock step began earlier and was reported later, which is not what the table shows."""
     doc = json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)
     assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("clock_step", "open"), ("broker_slow", "closed")]
     starts, text_of = ([r[name] for r in doc["rows"]] for name in ("start_ns", "t_ns"))
@@ -211,7 +211,7 @@ def test_names_in_a_finding_do_not_act_on_the_terminal(tmp_path: Path) -> None:
 
 
 def test_neither_does_who_woke_a_thread_that_slept(tmp_path: Path) -> None:
-    """What is told of it goes by its name: that of the program itself."""
+    """What is reported of it goes by its name: that of the program itself."""
     host, evil = slow(syscall=b"epoll_wait", waker_pid=1707, waker_comm=b"shop"), b"\x1b[2J\r\n\xc2\x9b{who}"
     for batch in host.made:
         for name in {"comm", "waker_comm"} & {*(batch.rows.dtype.names or ())}:

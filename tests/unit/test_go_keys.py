@@ -72,4 +72,4 @@ def test_mounts_with_odd_names(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [one[:3] for one in found] == [[True, 0, 0]] * len(ODD)
-    assert found[-1][3] > 12_000  # each backslash is told as \134
+    assert found[-1][3] > 12_000  # each backslash is reported as \134

@@ -235,7 +235,7 @@ def test_a_stopped_one_is_ended_at_once() -> None:
 
 
 def test_a_process_may_not_be_described_without_end(helper: Helper) -> None:
-    """60,000 mappings of a file: what is told of them is bounded, and the process that looks goes on."""
+    """60,000 mappings of a file: what is reported of them is bounded, and the process that looks goes on."""
     script = (
         "import ctypes, os, sys\nfd, libc = os.open('/bin/true', os.O_RDONLY), ctypes.CDLL(None)\nfor i in"
         " range(60000): libc.mmap(None, 4096, 1 | 4 * (i % 2), 2, fd, 0)\nprint('ready', flush=True)\nsys.stdin.read()"

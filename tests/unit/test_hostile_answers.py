@@ -1,4 +1,4 @@
-"""The hook's command and time daemons that answer to do harm: bounded in memory and time, and told in words."""
+"""The hook's command and time daemons that answer to do harm: bounded in memory and time, and reported in words."""
 
 from __future__ import annotations
 

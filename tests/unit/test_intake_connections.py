@@ -142,7 +142,7 @@ def test_a_turn_has_something_for_each_user_whatever_others_have_waiting(place: 
 
 
 def test_connections_are_bounded_a_user_and_what_went_with_them_is_a_loss(place: Path, intake: Intake) -> None:
-    """A bound that is hit is told in probe_status and status."""
+    """A bound that is hit is reported in probe_status and status."""
     share = CONNECTIONS // 4
     with flood(place / "intake.seq.sock", share + 7) as sent, connect(place) as sock:
         found = drained(intake, 200)

@@ -32,7 +32,7 @@ FAULT = (20 * S, 23 * S)
 def ops(
     *extra: tuple[int, int, str], until_s: int = 30, every_ms: int = 50, gap: tuple[int, int] | None = None
 ) -> dict[tuple[str, str], Ops]:
-    """A program that does something each 50 ms, in 2 ms, and what else is told."""
+    """A program that does something each 50 ms, in 2 ms, and what else is reported."""
     usual = [
         (t * MS, 2 * MS, "ok")
         for t in range(0, until_s * 1000, every_ms)

@@ -1,4 +1,4 @@
-"""A limiter library is one declaration: what is probed, told and compiled follows it."""
+"""A limiter library is one declaration: what is probed, reported and compiled follows it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert (third.library, third.state, third.sites) == ("third", "unavailable", [])
     assert third.reason.startswith("example.com/shop ") and third.reason.endswith(" is of a test")
-    assert found.others == []  # another package of a module that is told of
+    assert found.others == []  # another package of a module that is reported
 
 
 def test_what_is_inlined_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ func (lim *Limiter) Allow(n {kind}) bool {{ return lim.reserveN(time.Now(), n, 0
 
 
 def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
-    """Under whatever path: of the layouts of today and of 2019; another layout is told, another function is none of
+    """Under whatever path: of the layouts of today and of 2019; another layout is reported, another function is none of
     it.
     """
     if not shutil.which("go"):

@@ -1,4 +1,4 @@
-"""A limiter that told how many in which window has told a rate, too."""
+"""A limiter that reported a limit and its window has reported a rate, too."""
 
 from __future__ import annotations
 

@@ -201,12 +201,12 @@ def test_rates_take_as_many_lines_as_they_need(live: Live) -> None:
 def test_limiters_of_processes_that_are_gone_are_not_shown(live: Live) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    for name, pid in ((b"dead", child.pid), (b"alive", os.getpid()), (b"told", NULL_I64)):
+    for name, pid in ((b"dead", child.pid), (b"alive", os.getpid()), (b"reported", NULL_I64)):
         live.offer(make("limiter_decision", 3, limiter_id=name, pid=pid, result=0))
     lines = " ".join(shown(live))
     assert "dead" not in lines
     assert "alive" in lines
-    assert "told" in lines
+    assert "reported" in lines
 
 
 def test_escape_sequences_take_no_room() -> None:

@@ -1,4 +1,4 @@
-"""The agent's lines on stderr: their two formats, the journal, readers that do not read, and what is told of
+"""The agent's lines on stderr: their two formats, the journal, readers that do not read, and what is reported of
 findings.
 """
 

@@ -1,5 +1,5 @@
-"""The loop with sources, a filter and sinks that fail: what had come is kept, what may be lost is told, and the rest
-goes on.
+"""The loop with sources, a filter and sinks that fail: what had come is kept, what may be lost is reported, and the
+rest goes on.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _finding(state: str, at: int, **more: object) -> np.ndarray:
 
 
 _STEP = datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC)
-_SAID = f"a step at {_STEP:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
+_SENTENCE = f"a step at {_STEP:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
 
 
 def _beside(*evidence: dict[str, object]) -> dict[tuple[str, bytes], np.ndarray]:
@@ -172,8 +172,8 @@ def test_a_finding_is_one_span_with_evidence_and_links() -> None:
     (raw,) = encoder.findings(_finding("closed", 100), beside)
     root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
-    assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SAID)
-    assert _attributes(root)["tickscope.sentence"] == _SAID
+    assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SENTENCE)
+    assert _attributes(root)["tickscope.sentence"] == _SENTENCE
     assert (root.start_time_unix_nano - _WALL, root.end_time_unix_nano - _WALL) == (70, 100)
     assert [(e.name, e.time_unix_nano - _WALL) for e in root.events] == [
         ("cause", 100),
@@ -199,7 +199,7 @@ def test_a_finding_waits_with_what_it_rests_on() -> None:
 def test_a_notice_is_no_error() -> None:
     span = Span.FromString(_encoder().findings(_finding("closed", 100, severity=0))[0])
     assert (span.status.code, span.status.message) == (Status.STATUS_CODE_UNSET, "")
-    assert _attributes(span)["tickscope.sentence"] == _SAID
+    assert _attributes(span)["tickscope.sentence"] == _SENTENCE
 
 
 def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
@@ -207,7 +207,7 @@ def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
     (raw,) = records(_finding("open", 80), encoder, lambda t: t + _WALL)
     record, span = LogRecord.FromString(raw), Span.FromString(encoder.findings(_finding("closed", 100))[0])
     assert (record.trace_id, record.span_id) == (span.trace_id, span.span_id)
-    assert (record.body.string_value, record.severity_text, record.time_unix_nano - _WALL) == (_SAID, "WARN", 80)
+    assert (record.body.string_value, record.severity_text, record.time_unix_nano - _WALL) == (_SENTENCE, "WARN", 80)
     assert {a.key: a.value.string_value for a in record.attributes}["tickscope.cause"] == "clock_step"
     notice = LogRecord.FromString(records(_finding("open", 80, severity=0), encoder, lambda t: t + _WALL)[0])
     assert notice.severity_text == "INFO"

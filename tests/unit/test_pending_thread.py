@@ -1,4 +1,4 @@
-"""A thread that owes an answer, where it is not known what it did: nothing is told of it."""
+"""A thread that owes an answer, where it is not known what it did: nothing is reported of it."""
 
 from __future__ import annotations
 

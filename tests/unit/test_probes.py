@@ -191,7 +191,7 @@ def test_what_is_optional_is_no_degradation_unless_nothing_else_is_there(there: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"parts": ("exec_nowhere.h",)}, "exec_nowhere.h does not exist"),
         (
@@ -200,10 +200,10 @@ def test_what_is_optional_is_no_degradation_unless_nothing_else_is_there(there: 
         ),
     ],
 )
-def test_a_wrong_declaration_names_its_source(changed: dict[str, Any], said: str) -> None:
+def test_a_wrong_declaration_names_its_source(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(AgentError) as error:
         _job([replace(discover()["exec"], **changed)], {}, BPF_DIR, "btf")
-    assert said in error.value.what
+    assert message in error.value.what
 
 
 def test_a_kind_of_binary_of_an_unknown_family_is_refused() -> None:

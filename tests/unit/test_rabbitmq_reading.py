@@ -11,8 +11,10 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.common.http_get import HttpClient
+from agent.queues.brokers import rabbitmq
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl, text_of
 from agent.queues.judged import Judged
+from agent.queues.leaders import Leaders
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
 from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management, about_queues, amqp_port, queue_consumers, unlimited
@@ -253,6 +255,19 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [b"q"]
     leader.second_of(3)
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
+
+
+def test_nothing_is_kept_of_clusters_and_queues_that_a_server_names_anew_at_each_poll() -> None:
+    """A cluster's name, and its queues', come from the server."""
+    node, leaders = RabbitQueues(RabbitUrl("127.0.0.1")), Leaders()
+    for n in range(50):
+        node._read(b'rabbitmq_identity_info{rabbitmq_cluster="c%d"} 1\n' % n, n * S)
+        leaders.lead(f"c{n}", [(b"queue %d" % n,)], node, n * S)
+    assert [cluster for cluster, nodes in rabbitmq._NODES.items() if node in nodes] == ["c49"]
+    assert len(leaders._last) == 3
+    assert leaders.elsewhere("c49", (b"queue 49",), None, 50 * S)
+    node.close()
+    assert "c49" not in rabbitmq._NODES
 
 
 def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = True) -> dict[str, object]:

@@ -14,7 +14,7 @@ REPLIES = (
     b" no\r\n%2\r\n+a\r\n:1\r\n+b\r\n*0\r\n|1\r\n+ttl\r\n:3\r\n#t\r\n,2.5\r\n_\r\n(99\r\n"
     b"=7\r\ntxt:abc\r\n!3\r\nbad\r\n~2\r\n#f\r\n*-1\r\n>2\r\n+message\r\n$1\r\nx\r\n"
 )
-TOLD = [
+DECODED = [
     [1, -4, b"-1", [None]],
     b"OK",
     ReplyError(b"ERR no"),
@@ -30,7 +30,7 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("data", "requests", "expected"), [(REQUESTS, True, ASKED), (REPLIES, False, TOLD)])
+@pytest.mark.parametrize(("data", "requests", "expected"), [(REQUESTS, True, ASKED), (REPLIES, False, DECODED)])
 def test_split_at_each_byte(data: bytes, requests: bool, expected: list[object]) -> None:
     for at in range(len(data) + 1):
         stream = RespStream(requests=requests)

@@ -1,4 +1,6 @@
-"""A full disk when the agent stops, or that has room for a part of what waits: every row is stored once, or told of."""
+"""A full disk when the agent stops, or that has room for a part of what waits: every row is stored once, or
+reported.
+"""
 
 from __future__ import annotations
 

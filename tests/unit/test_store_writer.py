@@ -1,5 +1,5 @@
-"""The store's thread: everything in order, and bounded, counted and told while what it does takes long. A file system
-that really is frozen: tests/system.
+"""The store's thread: everything in order, and bounded, counted and reported while what it does takes long. A file
+system that really is frozen: tests/system.
 """
 
 from __future__ import annotations

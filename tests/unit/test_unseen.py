@@ -1,4 +1,4 @@
-"""Programs that are not seen: what is told of them, and that it takes no room whoever comes and goes."""
+"""Programs that are not seen: what is reported of them, and that it takes no room whoever comes and goes."""
 
 from __future__ import annotations
 

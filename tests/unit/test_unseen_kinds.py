@@ -1,4 +1,4 @@
-"""Programs that cannot be probed are told: what the ELF analyzer finds in real ones."""
+"""Programs that cannot be probed are reported: what the ELF analyzer finds in real ones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
 
 
 def test_the_version_of_a_program_whose_build_information_has_none(tmp_path: Path) -> None:
-    """The path of the sources has it, which go build wrote; by GOPATH there is none, which is told."""
+    """The path of the sources has it, which go build wrote; by GOPATH there is none, which is reported."""
     data = go_binary().read_bytes()
     with go_binary().open("rb") as file:
         whole = gofacts.analyze(file.fileno())

@@ -108,8 +108,8 @@ def stated(watched: ReportedWaits, batch: Batch, now_s: float) -> list[int]:
 
 
 def test_every_wait_of_a_call_that_was_tried_again_belongs_to_its_decision() -> None:
-    """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is told when all
-    is over.
+    """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is reported when
+    all is over.
     """
     watched = ReportedWaits(processes(None))
     for end_s in (105, 110, 115):

@@ -1,4 +1,4 @@
-"""The clock watch's process, stopped, killed and hung: told, waited for, replaced, given up. Real processes and
+"""The clock watch's process, stopped, killed and hung: reported, waited for, replaced, given up. Real processes and
 sockets; no clock is stepped.
 """
 

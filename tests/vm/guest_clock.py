@@ -387,8 +387,8 @@ def test_event(make: Callable[[bool], Rig], event: Event) -> None:
 
 
 def follow(rig: Rig, home: Path, ahead_ns: int, settings: str, near_ns: int) -> tuple[np.ndarray, str]:
-    """A chronyd follows a server until it is that near, and ends; what it did is told, call by call, once. Its rows and
-    its log.
+    """A chronyd follows a server until it is that near, and ends; what it did is reported, call by call, once. Its rows
+    and its log.
     """
     program = shutil.which("chronyd")
     assert program

@@ -1,5 +1,5 @@
-"""Suspends the VM to RAM for some seconds, prints as one line of JSON what was told of it, and ends the machine with
-the status that it is given.
+"""Suspends the VM to RAM for some seconds, prints as one line of JSON what was reported of it, and ends the machine
+with the status that it is given.
 
 The last thing that a machine does: its files do not survive, since Linux's 9p driver does not restore its device.
 Whatever is needed afterwards is in memory by then: it ran once before, and is locked.

@@ -46,7 +46,7 @@ LIBRARY = LimiterLibrary(
                 f"Limiter.{name}",
                 "decision",
                 "limiter_redis_rate_ask",
-                "limiter_redis_rate_told",
+                "limiter_redis_rate_decided",
                 _CALL,
                 _RESULT,
                 "decisions",

@@ -437,8 +437,7 @@ class RabbitQueues(TimedQueue):
         return ServerTimers(self._timers, self._version, elsewhere(self._client.peer[0] if self._client.peer else ""))
 
     def close(self) -> None:
-        if self in _NODES.get(self._cluster or "", []):
-            _NODES[self._cluster or ""].remove(self)
+        self._leave()
         self._client.close()
         if self._management is not None:
             self._management.close()
@@ -510,10 +509,10 @@ class RabbitQueues(TimedQueue):
             else:
                 self._heads, self._capacities = None, {}
                 self._heads_ns = now_ns
-                said = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels)
-                self._heads = said.heads
-                has = {name for name, gauges in said.gauges.items() if gauges.get(_HAS_CONSUMERS)}
-                self._capacities = {name: said.capacities[name] for name in has & said.capacities.keys()}
+                parsed = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels)
+                self._heads = parsed.heads
+                has = {name for name, gauges in parsed.gauges.items() if gauges.get(_HAS_CONSUMERS)}
+                self._capacities = {name: parsed.capacities[name] for name in has & parsed.capacities.keys()}
         except (HttpDown, NotPrometheus):  # it has answered; this is more work for it, or much more to read
             self._client.close()
 
@@ -535,30 +534,31 @@ class RabbitQueues(TimedQueue):
         """Updates the queues. The answer was made at most ``off_ns`` before or after ``now_ns``. Returns the node's
         values, and problems by the queue that they are about. Raises NotPrometheus.
         """
-        said = _Answer(answer, self._labels)
-        if said.cluster:
-            self._cluster = said.cluster
-        listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
+        parsed = _Answer(answer, self._labels)
+        if parsed.cluster and parsed.cluster != self._cluster:
+            self._leave()
+            self._cluster = parsed.cluster
+        listed = sorted(name for name, its in parsed.gauges.items() if _READY in its and self._chosen(name))
         names = set(listed[:MAX_QUEUES])
         others = self._others()
         wanted = names.union(*(other._queues for other in others))  # a client may be at any node of the cluster
-        self._counters.take((one for one in said.counted if one[0] in wanted), wanted - self._wanted - names)
+        self._counters.take((one for one in parsed.counted if one[0] in wanted), wanted - self._wanted - names)
         self._counters.keep(wanted)
         self._wanted = wanted
         missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
         for name, queue in self._queues.items():
-            gauges = said.gauges[name]
-            queue.stream = name in said.streams or gauges.get(_WORK) == 0
+            gauges = parsed.gauges[name]
+            queue.stream = name in parsed.streams or gauges.get(_WORK) == 0
             queue.update(gauges, self._totals(name, others), now_ns, off_ns)
-        self._see_closed(said.closed, now_ns)
+        self._see_closed(parsed.closed, now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
             problems.append((b"", f"more than {MAX_QUEUES} queues are not watched: choose with ?queues= in the URL"))
-        if said.unread:  # 3.10 does not escape names
+        if parsed.unread:  # 3.10 does not escape names
             problems.append((b"", "queues with quotes or backslashes in their names are not watched"))
-        return said.node, problems
+        return parsed.node, problems
 
     def _others(self) -> list[RabbitQueues]:
         """The other nodes of the cluster, as far as the settings name them."""
@@ -568,6 +568,14 @@ class RabbitQueues(TimedQueue):
         if self not in nodes:
             nodes.append(self)
         return [node for node in list(nodes) if node is not self]
+
+    def _leave(self) -> None:
+        """The other nodes of the cluster no longer use this one's counts."""
+        nodes = _NODES.get(self._cluster or "", [])
+        if self in nodes:
+            nodes.remove(self)
+            if not nodes:
+                del _NODES[self._cluster or ""]
 
     def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
         """Of all nodes: those of the others as of their last polls."""

@@ -46,7 +46,7 @@ MAX_GROUPS = 1024  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
-_LOOKED_FOR = 10  # of these, pending entries that may have been deleted
+_CHECKED_AT_ONCE = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
@@ -354,14 +354,14 @@ class RedisStreams(RedisServer):
 
     def _look_for_deleted(self, groups: list[_Group]) -> None:
         """Pending entries that may have been deleted, a few a poll."""
-        some = [(g, entry) for g in groups for entry in g.pending.doubtful(g.stream)[:_LOOKED_FOR]]
-        some = some[: min(_LOOKED_FOR, self._heads)]
+        some = [(g, entry) for g in groups for entry in g.pending.doubtful(g.stream)[:_CHECKED_AT_ONCE]]
+        some = some[: min(_CHECKED_AT_ONCE, self._heads)]
         commands: list[Command] = [
             ("XRANGE", g.stream.name, shown_id(entry), shown_id(entry), "COUNT", 1) for g, entry in some
         ]
         for (group, entry), reply in zip(some, self._entries(commands), strict=False):
             if not isinstance(reply, hiredis.ReplyError):
-                group.pending.looked(entry, bool(reply))
+                group.pending.checked(entry, bool(reply))
         for group in groups:
             group.pending.judge()
 

@@ -47,11 +47,11 @@ public final class Asks {
         Scanner lines = new Scanner(System.in);
         while (lines.hasNext()) {
             BooleanSupplier one = kinds.get(lines.next());
-            StringBuilder said = new StringBuilder();
+            StringBuilder answers = new StringBuilder();
             for (int count = lines.nextInt(); count > 0; count--) {
-                said.append(one.getAsBoolean() ? '1' : '0');
+                answers.append(one.getAsBoolean() ? '1' : '0');
             }
-            System.out.println(said);
+            System.out.println(answers);
         }
         System.exit(0);
     }

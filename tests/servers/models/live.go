@@ -31,7 +31,7 @@ func bootNs() int64 {
 func live(perS float64) {
 	out := bufio.NewWriter(os.Stdout)
 	var one sync.Mutex
-	said := func(name string, boot int64, now time.Time, word int64) {
+	report := func(name string, boot int64, now time.Time, word int64) {
 		one.Lock()
 		defer one.Unlock()
 		fmt.Fprintln(out, name, boot, now.UnixNano(), word)
@@ -49,18 +49,18 @@ func live(perS float64) {
 	for i := 0; ; i++ {
 		select {
 		case <-ended:
-			one.Lock() // for good: who still waits is not told
+			one.Lock() // for good: who still waits is not reported
 			fail(out.Flush())
 			return
 		case <-time.After(time.Until(begin.Add(time.Duration(float64(i) / perS * float64(time.Second))))):
 		}
 		boot, now := bootNs(), time.Now().UTC()
-		said("bucket", boot, now, allowed[bucket.AllowN(now, 1)])
+		report("bucket", boot, now, allowed[bucket.AllowN(now, 1)])
 		boot, now = bootNs(), time.Now().UTC()
-		said("ring", boot, now, allowed[window.Inc(now, 1)])
+		report("ring", boot, now, allowed[window.Inc(now, 1)])
 		go func() { // others come meanwhile, as they would without the wait
 			boot, now := bootNs(), time.Now()
-			said("uber", boot, now, uber.Take().UnixNano())
+			report("uber", boot, now, uber.Take().UnixNano())
 		}()
 	}
 }

@@ -18,8 +18,8 @@ while True:
     (read,) = redis.pipeline([("XREADGROUP", "GROUP", "billing", name, "COUNT", 50, "STREAMS", "orders", ">")])
     for entry, fields in [*(claimed[1] if what == "take" else ()), *(read[0][1] if read else ())]:
         number = int(fields[1])
-        told = {"message": entry.decode(), "queue": "orders", "group": "billing", "system": "redis", "seq": number}
-        out.send(json.dumps(told).encode())
+        report = {"message": entry.decode(), "queue": "orders", "group": "billing", "system": "redis", "seq": number}
+        out.send(json.dumps(report).encode())
         if what == "take":
             redis.pipeline([("XACK", "orders", "billing", entry)])
     time.sleep(0.02)

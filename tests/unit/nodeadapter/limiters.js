@@ -1,5 +1,5 @@
 'use strict';
-// Lines LIMITER COUNT on stdin: asks so often, and says how often it was allowed and how many decisions are still to be told. node limiters.js ADAPTER SOCKET
+// Lines LIMITER COUNT on stdin: asks so often, and says how often it was allowed and how many decisions are still to be reported. node limiters.js ADAPTER SOCKET
 const readline = require('node:readline');
 
 const tickscope = require(process.argv[2]);
@@ -50,7 +50,7 @@ async function main() {
     const ask = await asks(name);
     let allowed = 0;
     for (let i = 0; i < Number(count); i++) if (await ask()) allowed++;
-    await new Promise((done) => setTimeout(done, 20)); // what could not be sent is told by the event loop
+    await new Promise((done) => setTimeout(done, 20)); // what could not be sent is reported by the event loop
     console.log(allowed, tickscope.dropped);
   }
 }

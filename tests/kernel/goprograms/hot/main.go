@@ -20,7 +20,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-type told struct {
+type result struct {
 	Pid     int     `json:"pid"`
 	Limiter string  `json:"limiter"`
 	Allowed int64   `json:"allowed"`
@@ -67,7 +67,7 @@ func main() {
 	in := bufio.NewReader(os.Stdin)
 	_, _ = in.ReadString('\n')
 	lims := make([]*rate.Limiter, *limiters)
-	out := told{Pid: os.Getpid(), Each: make([]each, *limiters)}
+	out := result{Pid: os.Getpid(), Each: make([]each, *limiters)}
 	for i := range lims {
 		lims[i] = rate.NewLimiter(rate.Limit(*limit), *burst)
 		out.Each[i].Limiter = fmt.Sprintf("rate.Limiter@%p", lims[i])

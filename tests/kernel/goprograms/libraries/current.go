@@ -35,9 +35,9 @@ func asThrottled() call {
 	check(err)
 	return func(i int) {
 		d := decision{Limiter: fmt.Sprintf("throttled.GCRARateLimiter@%p", lim), Key: key(i), Start: boottime(), Cost: int64(1 + i%2)}
-		limited, told, err := lim.RateLimitCtx(ctx, d.Key, int(d.Cost))
+		limited, result, err := lim.RateLimitCtx(ctx, d.Key, int(d.Cost))
 		check(err)
-		d.Result, d.Remaining = name(!limited), int64(told.Remaining)
+		d.Result, d.Remaining = name(!limited), int64(result.Remaining)
 		record(d)
 	}
 }
@@ -46,16 +46,16 @@ func asUlule() call {
 	lim := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: 5})
 	return func(i int) {
 		d := decision{Limiter: fmt.Sprintf("limiter.Store@%p", lim.Store), Key: key(i), Start: boottime(), Cost: 1}
-		var told limiter.Context
+		var result limiter.Context
 		var err error
 		if i%2 == 0 {
-			told, err = lim.Get(ctx, d.Key)
+			result, err = lim.Get(ctx, d.Key)
 		} else {
 			d.Cost = 2
-			told, err = lim.Increment(ctx, d.Key, 2)
+			result, err = lim.Increment(ctx, d.Key, 2)
 		}
 		check(err)
-		d.Result, d.Remaining = name(!told.Reached), told.Remaining
+		d.Result, d.Remaining = name(!result.Reached), result.Remaining
 		record(d)
 	}
 }
@@ -68,18 +68,18 @@ func asRedisRate() call {
 	limit := redis_rate.PerHour(5)
 	return func(i int) {
 		d := decision{Key: key(i), Start: boottime(), Cost: 1}
-		var told *redis_rate.Result
+		var result *redis_rate.Result
 		var err error
 		if i%2 == 0 {
-			told, err = lim.Allow(ctx, d.Key, limit)
+			result, err = lim.Allow(ctx, d.Key, limit)
 		} else {
 			d.Cost = 2
-			told, err = lim.AllowAtMost(ctx, d.Key, limit, 2)
+			result, err = lim.AllowAtMost(ctx, d.Key, limit, 2)
 		}
 		if err != nil {
 			d.Result = "error"
 		} else {
-			d.Result, d.Remaining = name(told.Allowed > 0), int64(told.Remaining)
+			d.Result, d.Remaining = name(result.Allowed > 0), int64(result.Remaining)
 		}
 		record(d)
 	}

@@ -52,7 +52,7 @@ func main() {
 	fmt.Println("ready")
 	for lines.Scan() {
 		count, _ := strconv.Atoi(lines.Text())
-		told := make([]string, count)
+		lines := make([]string, count)
 		var group sync.WaitGroup
 		for t := 0; t < threads; t++ {
 			group.Add(1)
@@ -61,12 +61,12 @@ func main() {
 				for i := t; i < count; i += threads {
 					key, cost := fmt.Sprintf("account %d", i%7), 1+i%2
 					left, ok := window.Inc(key, cost)
-					told[i] = fmt.Sprintf("%s %d %s %d", map[bool]string{true: "allowed", false: "refused"}[ok], cost, key, left)
+					lines[i] = fmt.Sprintf("%s %d %s %d", map[bool]string{true: "allowed", false: "refused"}[ok], cost, key, left)
 				}
 			}(t)
 		}
 		group.Wait()
-		for _, line := range told {
+		for _, line := range lines {
 			fmt.Println(line)
 		}
 		fmt.Println("done")
