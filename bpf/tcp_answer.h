@@ -16,7 +16,15 @@
 #define TCP_ANSWERS_EACH_NS 4000000
 #define TCP_ANSWERS_MOST 256
 
-enum { TCP_SAID_NOTHING, TCP_SAID_HTTP, TCP_SAID_REDIS, TCP_SAID_POSTGRESQL, TCP_SAID_MYSQL, TCP_SAID_MEMCACHED, TCP_SAID_AMQP };
+enum {
+	TCP_PROTOCOL_UNKNOWN,
+	TCP_PROTOCOL_HTTP,
+	TCP_PROTOCOL_REDIS,
+	TCP_PROTOCOL_POSTGRESQL,
+	TCP_PROTOCOL_MYSQL,
+	TCP_PROTOCOL_MEMCACHED,
+	TCP_PROTOCOL_AMQP,
+};
 
 struct tcp_answer_key {
 	u32 pid;
@@ -85,18 +93,18 @@ static __always_inline u8 tcp_redis(const u8 *h, char *code)
 {
 	bool number = (h[1] >= '0' && h[1] <= '9') || h[1] == '-';
 	if (h[0] == '+' && tcp_capital(h[1]))
-		return TCP_SAID_REDIS;
+		return TCP_PROTOCOL_REDIS;
 	if ((h[0] == ':' || h[0] == '$' || h[0] == '*') && number)
-		return TCP_SAID_REDIS;
+		return TCP_PROTOCOL_REDIS;
 	if (h[0] != '-' || !tcp_capital(h[1]) || !tcp_capital(h[2]))
-		return TCP_SAID_NOTHING;
+		return TCP_PROTOCOL_UNKNOWN;
 #pragma unroll
 	for (int i = 0; i < TCP_CODE - 1; i++) {
 		if (!tcp_capital(h[1 + i]))
 			break;
 		code[i] = h[1 + i];
 	}
-	return TCP_SAID_REDIS;
+	return TCP_PROTOCOL_REDIS;
 }
 
 /* A message's letter and length; of an error the fields S and V, its severity, and C, the SQLSTATE. If the severity is
@@ -109,19 +117,19 @@ static __always_inline u8 tcp_postgresql(const u8 *head, char *code)
 	if (h[0] == '2' && h[4] == 4)
 		bpf_probe_read_kernel(h, 28, head + at + 5);
 	if (h[1] || h[2] > 15 || (!h[2] && !h[3] && h[4] < 4))
-		return TCP_SAID_NOTHING;
+		return TCP_PROTOCOL_UNKNOWN;
 	if (h[0] == 'E') {
 		if (h[5] != 'S' || !tcp_capital(h[6]))
-			return TCP_SAID_NOTHING;
+			return TCP_PROTOCOL_UNKNOWN;
 		if (h[12] == 'V' && h[19] == 'C')
 			__builtin_memcpy(code, h + 20, 5);
 		else
 			__builtin_memcpy(code, "error", 5);
-		return TCP_SAID_POSTGRESQL;
+		return TCP_PROTOCOL_POSTGRESQL;
 	}
 	bool other = h[0] == 'R' || h[0] == 'T' || h[0] == 'D' || h[0] == 'C' || h[0] == 'Z' || h[0] == 'S' || h[0] == 't' || h[0] == 'n' || h[0] == '2' ||
 		     head[0] == '1';
-	return other ? TCP_SAID_POSTGRESQL : TCP_SAID_NOTHING;
+	return other ? TCP_PROTOCOL_POSTGRESQL : TCP_PROTOCOL_UNKNOWN;
 }
 
 /* Three bytes of length, the packet's number in the exchange, and 0xff with an error's number and # before its
@@ -130,22 +138,22 @@ static __always_inline u8 tcp_mysql(const u8 *h, char *code)
 {
 	u32 errno = h[5] | h[6] << 8;
 	if (h[2] || h[1] > 3 || h[3] > 9)
-		return TCP_SAID_NOTHING;
+		return TCP_PROTOCOL_UNKNOWN;
 	if (h[4] == 0xff && errno >= 1000 && errno < 5000 && (h[7] == '#' || !h[3])) {
 		tcp_number(code, errno);
-		return TCP_SAID_MYSQL;
+		return TCP_PROTOCOL_MYSQL;
 	}
-	return h[3] == 1 && ((h[0] >= 7 && !h[4]) || (h[0] == 1 && !h[1] && h[4])) ? TCP_SAID_MYSQL : TCP_SAID_NOTHING;
+	return h[3] == 1 && ((h[0] >= 7 && !h[4]) || (h[0] == 1 && !h[1] && h[4])) ? TCP_PROTOCOL_MYSQL : TCP_PROTOCOL_UNKNOWN;
 }
 
 static __always_inline u8 tcp_memcached(const u8 *h, char *code)
 {
 	if (tcp_begins(h, 'S', 'E', 'R', 'V') && tcp_begins(h + 4, 'E', 'R', '_', 'E')) {
 		__builtin_memcpy(code, "SERVER_ERROR", TCP_CODE);
-		return TCP_SAID_MEMCACHED;
+		return TCP_PROTOCOL_MEMCACHED;
 	}
-	return tcp_begins(h, 'S', 'T', 'O', 'R') || tcp_begins(h, 'V', 'A', 'L', 'U') || tcp_begins(h, 'E', 'N', 'D', '\r') ? TCP_SAID_MEMCACHED
-															    : TCP_SAID_NOTHING;
+	return tcp_begins(h, 'S', 'T', 'O', 'R') || tcp_begins(h, 'V', 'A', 'L', 'U') || tcp_begins(h, 'E', 'N', 'D', '\r') ? TCP_PROTOCOL_MEMCACHED
+															    : TCP_PROTOCOL_UNKNOWN;
 }
 
 /* A frame with a method: connection.close and channel.close have a number as the reason, connection.blocked has text.
@@ -154,31 +162,31 @@ static __always_inline u8 tcp_amqp(const u8 *h, char *code)
 {
 	bool connection = h[8] == 10, channel = h[8] == 20;
 	if (h[0] != 1 || h[3] || h[7] || h[9] || h[8] < 10 || h[8] > 90 || h[10] < 10)
-		return TCP_SAID_NOTHING;
+		return TCP_PROTOCOL_UNKNOWN;
 	if ((connection && h[10] == 50) || (channel && h[10] == 40))
 		tcp_number(code, h[11] << 8 | h[12]);
 	else if (connection && h[10] == 60)
 		__builtin_memcpy(code, "blocked", 7);
-	return TCP_SAID_AMQP;
+	return TCP_PROTOCOL_AMQP;
 }
 
 /* The protocol of an answer; code: of an error. */
 static __always_inline u8 tcp_protocol_of(const u8 *h, char *code)
 {
-	u8 said;
+	u8 protocol;
 	if (tcp_begins(h, 'H', 'T', 'T', 'P')) {
 		if (h[9] == '5' || (h[9] == '4' && h[10] == '2' && h[11] == '9'))
 			__builtin_memcpy(code, h + 9, 3);
-		return h[4] == '/' && h[8] == ' ' ? TCP_SAID_HTTP : TCP_SAID_NOTHING;
+		return h[4] == '/' && h[8] == ' ' ? TCP_PROTOCOL_HTTP : TCP_PROTOCOL_UNKNOWN;
 	}
-	said = tcp_redis(h, code);
-	if (!said)
-		said = tcp_memcached(h, code);
-	if (!said)
-		said = tcp_postgresql(h, code);
-	if (!said)
-		said = tcp_mysql(h, code);
-	return said ? said : tcp_amqp(h, code);
+	protocol = tcp_redis(h, code);
+	if (!protocol)
+		protocol = tcp_memcached(h, code);
+	if (!protocol)
+		protocol = tcp_postgresql(h, code);
+	if (!protocol)
+		protocol = tcp_mysql(h, code);
+	return protocol ? protocol : tcp_amqp(h, code);
 }
 
 /* The current task has just read from this socket. */
