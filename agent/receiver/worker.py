@@ -31,7 +31,7 @@ from agent.limiters.naming import Names
 from agent.posix.worker import begin_worker
 from agent.receiver.mapping import Mapper
 from agent.receiver.reading import records
-from agent.receiver.wire import ACK, COUNTS, ENDS, HEAD, MAX_RECORDS, PACKER
+from agent.receiver.wire import ACK, COUNTS, ENDS, HEAD, LOST, MAX_RECORDS, PACKER
 from exporters.page_request import known_host
 from exporters.peer import user
 
@@ -57,13 +57,14 @@ BUDGET_BYTES = 384 << 20
 
 
 def _bound(what: str, most: float | str, then: str, count: str, unit: str = "", **more: Any) -> UpperBound:
-    return UpperBound("report", what, most, then, f"`status` (`otlp_receiver`: `{count}`)", unit, **more)
+    shown = f"`status` (`otlp_receiver`: `{count}`), `probe_status`" + (", `loss` (`otlp`)" if count in LOST else "")
+    return UpperBound("report", what, most, then, shown, unit, **more)
 
 
 _SIZES = f"{MAX_BODY_BYTES >> 20} MiB; {MAX_HEAD_BYTES >> 10} KiB; {MAX_RECORDS:,}"
 _OF_BODY = "OTLP request: body, also uncompressed; headers; records"
 _AGENT = "time for the agent to take decisions from the receiver"
-#: For docs/limits.md. Each is in ``probe_status``, too.
+#: For docs/limits.md.
 BOUNDS = (
     _bound("connections to the OTLP receiver", MAX_CONNECTIONS, "closed", "refused", shared=True),
     _bound(_OF_BODY, _SIZES, "answered with 413; 431; 413", "too_large", setting="send smaller batches"),
