@@ -68,7 +68,7 @@ class KeyHistory:
     first, last: seconds with its first and its last request. allowed: decisions; asked: units, while it passed.
     refused_ns: since when it has only been refused, 0: it passes; refused: decisions; refused_asked: units; others:
     how many decisions of its limiter were allowed before. excused: it had asked for more than it may, so that it may be
-    blocked for a time. unexpired_ns: of its last decisions, see the table; 0: null.
+    blocked for a time. counted_ns, unexpired_ns: its last decision, and that column of it (0: null).
     """
 
     window_s: float
@@ -83,6 +83,7 @@ class KeyHistory:
     refused_asked: float = 0.0
     others: float = 0.0
     excused: bool = False
+    counted_ns: int = 0
     unexpired_ns: int = 0
     pid: int = -1
     tick: int = 0
@@ -192,7 +193,7 @@ class KeyWatch(Watch):
                 new -= 1 if new else 0
                 one = KeyHistory(window_s or 1.0, limit, second)
             self._update(one, second, decisions, n_allowed, n_refused, n_asked, int(decisions["t_ns"][at]), end)
-            one.unexpired_ns = age_ns
+            one.counted_ns, one.unexpired_ns = int(decisions["t_ns"][end]), age_ns
             self._keep(of, one, second)
 
     def _update(
@@ -221,7 +222,6 @@ class KeyWatch(Watch):
                 one.others = self._allowed.get(row["limiter_id"], (0.0, 0))[0]
             one.refused_end_ns = int(row["t_ns"])
             one.refused, one.refused_asked = one.refused + int(refused), one.refused_asked + asked
-            one.excused |= asked / refused > one.limit  # so much at once never passes
 
     def _count(self, second: int, limiters: np.ndarray, allowed: np.ndarray) -> None:
         first, group = groups([limiters])

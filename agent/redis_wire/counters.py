@@ -1,7 +1,7 @@
-"""Counters in Redis that no longer expire: INCR without its EXPIRE. Pure.
+"""RedisCounters in Redis that no longer expire: INCR without its EXPIRE. Pure.
 
 A key has such a counter if its program set an expiry on it ``_GIVEN`` times before, and none since the counter last
-began anew, and if it has only grown since then, for longer than several of its windows. Counters that are meant to
+began anew, and if it has only grown since then, for longer than several of its windows. RedisCounters that are meant to
 stay, and those whose expiry is set by a script or at an instant, are none: their window is not known.
 """
 
@@ -48,7 +48,7 @@ class _Counter:
     counts: int = 1
 
 
-class Counters:
+class RedisCounters:
     """By server and key. Of more than ``_KEYS``, the least recently used are forgotten (counted in ``forgotten``)."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
-from agent.redis_wire.counters import Counters
+from agent.redis_wire.counters import RedisCounters
 from agent.redis_wire.ends import server_text
 from agent.redis_wire.flows import Ends, Flow, RedisExchange
 from agent.redis_wire.guess import (
@@ -68,7 +68,7 @@ class RedisDecisions:
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
-        self.again, self.unknown, self.counters = 0, UnknownScripts(), Counters()
+        self.again, self.unknown, self.counters = 0, UnknownScripts(), RedisCounters()
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
         """One batch, in the order of the replies; none without decisions."""

@@ -17,8 +17,8 @@ def goes_on(episode: Episode, _view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.0, "", words, checked=False)
         return
     words = render(
-        "its counter no longer expires: no EXPIRE was seen since its first count, {age} ago (its window is {window})",
-        age=value(age_s, "s"),
+        "its counter no longer expires: no EXPIRE was seen since its first count at {begun} (its window is {window})",
+        begun=int(episode.facts["begun_ns"]),
         window=value(window_s, "s"),
     )
     entry = item(
@@ -41,5 +41,5 @@ CAUSE = Cause(
     "delete the counter (DEL KEY); count and set the expiry in one step: a script, MULTI, or SET KEY 0 EX SECONDS NX"
     " before INCR",
     {"key_stuck": goes_on},
-    facts=("unexpired_s", "window_s"),
+    facts=("unexpired_s", "begun_ns", "window_s"),
 )

@@ -22,12 +22,12 @@ def judge(watch: KeyWatch, second: Second) -> list[Episode]:
             episode = watch.describe(SYMPTOM.name, slot)
             watch.open(episode, second.at, 0.0, 1)
             opened.append(episode)
-        _measure(episode, one, second.at)
-        watch.extend(episode, second.at, episode.value, max(one.refused_end_ns, one.last * SECOND))
+        _measure(episode, one)
+        watch.extend(episode, second.at, episode.value, one.counted_ns)
     return opened
 
 
-def _measure(episode: Episode, one: KeyHistory, second: int) -> None:
+def _measure(episode: Episode, one: KeyHistory) -> None:
     """Sets its numbers: of a key that is refused, decisions; else the age of its counter."""
     facts = episode.facts
     facts["window_s"] = one.window_s
@@ -35,6 +35,7 @@ def _measure(episode: Episode, one: KeyHistory, second: int) -> None:
         facts["limit"] = one.limit
     if one.unexpired_ns:
         facts["unexpired_s"] = one.unexpired_ns / SECOND
+        facts.setdefault("begun_ns", float(one.counted_ns - one.unexpired_ns))
     if one.refused_ns:
         episode.metric, episode.unit, episode.value = "refused", "", float(one.refused)
         episode.start_ns = one.refused_ns
@@ -42,7 +43,7 @@ def _measure(episode: Episode, one: KeyHistory, second: int) -> None:
     elif episode.metric != "refused":
         episode.metric, episode.unit, episode.value = "unexpired", "ns", float(one.unexpired_ns)
         episode.base = one.window_s * SECOND
-        episode.start_ns = episode.start_ns or second * SECOND - one.unexpired_ns
+        episode.start_ns = int(facts["begun_ns"])
     #: Blocks of one limiter that recur, without a known cause, are meant.
     episode.recurs_by = "" if "unexpired_s" in facts else "refused"
 
