@@ -68,7 +68,8 @@ class KeyHistory:
     first, last: seconds with its first and its last request. allowed: decisions; asked: units, while it passed.
     refused_ns: since when it has only been refused, 0: it passes; refused: decisions; refused_asked: units; others:
     how many decisions of its limiter were allowed before. excused: it had asked for more than it may, so that it may be
-    blocked for a time. counted_ns, unexpired_ns: its last decision, and that column of it (0: null).
+    blocked for a time. counted_ns: its last decision that was refused or had it; unexpired_ns: that
+    column of its last decision, 0: null.
     """
 
     window_s: float
@@ -177,51 +178,40 @@ class KeyWatch(Watch):
         new = _NEW_PER_S
         values = zip(
             zip(decisions["limiter_id"][first].tolist(), decisions["key"][first].tolist(), strict=True),
-            *(each.tolist() for each in (allowed, refused, asked, unexpired, first, last)),
+            *(each.tolist() for each in (allowed, refused, asked, unexpired, *_windows(decisions[last]), first, last)),
             strict=True,
         )
-        for of, n_allowed, n_refused, n_asked, age_ns, at, end in values:
+        for of, n_allowed, n_refused, n_asked, age_ns, window_s, limit, at, end in values:
             if not of[1]:
                 continue
             one = self._refused.get(of) or self._passing.get(of)
             if one is None:
                 if not age_ns and (n_refused or not n_allowed or not new):  # it may be blocked on purpose
                     continue
-                window_s, limit = _window(decisions[end])
                 if not (window_s or age_ns):
                     continue
                 new -= 1 if new else 0
                 one = KeyHistory(window_s or 1.0, limit, second)
-            self._update(one, second, decisions, n_allowed, n_refused, n_asked, int(decisions["t_ns"][at]), end)
-            one.counted_ns, one.unexpired_ns = int(decisions["t_ns"][end]), age_ns
+            one.window_s, one.limit = max(one.window_s, window_s), limit if window_s else one.limit
+            one.ask(second, n_asked)
+            one.unexpired_ns = age_ns
+            if n_allowed:
+                one.refused_ns, one.refused, one.refused_asked, one.excused = 0, 0, 0.0, False
+                one.allowed, one.asked = one.allowed + n_allowed, one.asked + n_asked
+            elif n_refused:
+                self._refuse(one, of[0], int(n_refused), n_asked, decisions[at], decisions[end])
+            if n_refused or age_ns:
+                row = decisions[end]
+                one.counted_ns, one.pid, one.comm = int(row["t_ns"]), int(row["pid"]), row["comm"]
+                one.tick = int(row["proc_start_ns"]) // 10_000_000
             self._keep(of, one, second)
 
-    def _update(
-        self,
-        one: KeyHistory,
-        second: int,
-        decisions: np.ndarray,
-        allowed: float,
-        refused: float,
-        asked: float,
-        first_ns: int,
-        end: int,
-    ) -> None:
-        row = decisions[end]
-        window_s, limit = _window(row)
-        one.window_s, one.limit = max(one.window_s, window_s), limit if window_s else one.limit
-        one.pid, one.tick, one.comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, row["comm"]
-        one.ask(second, asked)
-        if allowed:
-            one.refused_ns, one.refused, one.refused_asked, one.excused = 0, 0, 0.0, False
-            one.allowed, one.asked = one.allowed + allowed, one.asked + asked
-        elif refused:
-            if not one.refused_ns:
-                one.refused_ns = first_ns
-                one.excused = one.beyond()
-                one.others = self._allowed.get(row["limiter_id"], (0.0, 0))[0]
-            one.refused_end_ns = int(row["t_ns"])
-            one.refused, one.refused_asked = one.refused + int(refused), one.refused_asked + asked
+    def _refuse(self, one: KeyHistory, limiter: bytes, n: int, asked: float, first: np.void, last: np.void) -> None:
+        if not one.refused_ns:
+            one.refused_ns, one.excused = int(first["t_ns"]), one.beyond()
+            one.others = self._allowed.get(limiter, (0.0, 0))[0]
+        one.refused_end_ns = int(last["t_ns"])
+        one.refused, one.refused_asked = one.refused + n, one.refused_asked + asked
 
     def _count(self, second: int, limiters: np.ndarray, allowed: np.ndarray) -> None:
         first, group = groups([limiters])
@@ -273,12 +263,13 @@ class KeyWatch(Watch):
         return episode
 
 
-def _window(row: np.void) -> tuple[float, float]:
-    """(window in s, 0 if unknown; limit in it, NaN if unknown) of a decision. Of a bucket: the time to fill it."""
-    per_s, burst, window_s = float(row["limit_per_s"]), float(row["burst"]), float(row["window_ns"]) / SECOND
-    if window_s <= 0 and 0 < per_s < math.inf and burst > 0:
-        window_s = burst / per_s
-    if window_s <= 0:
-        return 0.0, math.nan
-    window_s = max(1.0, window_s)
-    return window_s, burst if math.isnan(per_s) else per_s * window_s
+def _windows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(window in s, 0 if unknown; limit in it, NaN if unknown) of decisions. Of a bucket: the time to fill it."""
+    per_s, burst, window_s = rows["limit_per_s"], rows["burst"], rows["window_ns"] / SECOND
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        bucket = (window_s <= 0) & (per_s > 0) & (per_s < math.inf) & (burst > 0)
+        window_s = np.where(bucket, burst / per_s, window_s)
+        is_known = window_s > 0
+        window_s = np.where(is_known, np.maximum(window_s, 1.0), 0.0)
+        limit = np.where(np.isnan(per_s), burst, per_s * window_s)
+    return window_s, np.where(is_known, limit, np.nan)
