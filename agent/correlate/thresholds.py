@@ -68,6 +68,7 @@ class CorrelatorConfig:
     keep_decisions: int = 8192  #: decisions kept as evidence
     pending_rows: int = 50_000  #: rows that wait for the watermark, per table
     subjects: int = 256  #: watched limiters, queues, brokers and listeners, of each kind
+    keys: int = 4096  #: keys of limiters that are remembered: half that pass, half that are refused
     servers: int = 4096  #: processes with a known listening address
     server_age_ns: int = 600 * SECOND  #: a listening address is kept for this long after its last activity
     max_findings: int = 64  #: findings that are open at once

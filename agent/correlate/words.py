@@ -102,7 +102,7 @@ def when(timed: _Timed) -> Words:
 
 #: Subjects that begin with these are not names: they get a capital letter at the beginning of a sentence. Names stay as
 #: the system shows them.
-_NOUNS = ("the ", "limiter ", "accept queue ", "connection ", "requests ", "wall clock", "file system ")
+_NOUNS = ("the ", "limiter ", "key ", "accept queue ", "connection ", "requests ", "wall clock", "file system ")
 
 
 def opening(subject: str) -> str:

@@ -20,6 +20,7 @@ from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
+from agent.redis_wire.counters import RedisCounters
 from agent.redis_wire.ends import server_text
 from agent.redis_wire.flows import Ends, Flow, RedisExchange
 from agent.redis_wire.guess import (
@@ -67,7 +68,7 @@ class RedisDecisions:
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
-        self.again, self.unknown = 0, UnknownScripts()
+        self.again, self.unknown, self.counters = 0, UnknownScripts(), RedisCounters()
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
         """One batch, in the order of the replies; none without decisions."""
@@ -119,8 +120,10 @@ class RedisDecisions:
                 yield exchange, values
                 return
         if command not in self._own or command == b"SET":  # a user's own, of other keys
+            age_ns = self.counters.unexpired_ns(exchange)
             for one, limiter, window in self._windows.take(exchange):
-                yield one, self._of_window(one, limiter, window)
+                values = self._of_window(one, limiter, window)
+                yield one, values | {"unexpired_ns": age_ns} if age_ns and one is exchange else values
 
     def _learn(self, exchange: RedisExchange) -> None:
         words = exchange.words

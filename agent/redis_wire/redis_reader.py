@@ -39,5 +39,10 @@ class RedisReader:
         return self._decisions.unknown
 
     def counts(self) -> dict[str, int]:
-        """What could not be read, or was observed twice."""
-        return {**self._flows.counts, "seen_twice": self._decisions.again}
+        """What could not be read, was observed twice, or is no longer watched."""
+        decisions = self._decisions
+        return {
+            **self._flows.counts,
+            "seen_twice": decisions.again,
+            "counters_forgotten": decisions.counters.forgotten,
+        }

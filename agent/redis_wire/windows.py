@@ -44,19 +44,19 @@ def _head(key: bytes) -> bytes:
     return match[0] if match else b""
 
 
-def _length_ns(unit: str, word: bytes) -> int | None:
+def expiry_ns(unit: str, word: bytes) -> int | None:
     """Length of a window; 0 for an instant, or for more than any window lasts; None for no number."""
     length_ns = int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
     return 0 if length_ns is not None and length_ns >= _MOST_NS else length_ns
 
 
-def _made(words: list[bytes]) -> tuple[int, int] | None:
+def counter_made(words: list[bytes]) -> tuple[int, int] | None:
     """(first count, window in ns) of a SET that creates an expiring counter if there is none."""
     options = [word[:14].upper() for word in words[3:9] if isinstance(word, bytes)]
     unit = next((unit for unit in (b"EX", b"PX", b"EXAT", b"PXAT") if unit in options[:-1]), None)
     if unit is None or b"NX" not in options or not words[2][:20].isdigit() or len(words[2]) > _FIRST_DIGITS:
         return None
-    window_ns = _length_ns(unit.decode(), options[options.index(unit) + 1])
+    window_ns = expiry_ns(unit.decode(), options[options.index(unit) + 1])
     return None if window_ns is None else (int(words[2]), window_ns)
 
 
@@ -82,7 +82,7 @@ class Windows:
     def added(self, exchange: RedisExchange, call: RedisCall) -> None:
         """A key that a script created with its expiry, as in Laravel."""
         ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
-        if call.script == ADDING and ends and len(args) == 2 and (length_ns := _length_ns("EX", args[1])):
+        if call.script == ADDING and ends and len(args) == 2 and (length_ns := expiry_ns("EX", args[1])):
             of = self._timed if key.endswith(_TIMER) else self._ending
             _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
 
@@ -95,7 +95,7 @@ class Windows:
         where = ends.server, ends.server_port, _head(key)
         if command in COUNTING and type(exchange.reply) is int:
             yield from self._counted(exchange, key, where)
-        elif command == MAKING and len(words) > 5 and exchange.reply == b"OK" and (made := _made(words)):
+        elif command == MAKING and len(words) > 5 and exchange.reply == b"OK" and (made := counter_made(words)):
             count, window_ns = made
             _keep(self._ending, (*where[:2], key[:64]), window_ns)
             exchange.flow.made.pop(key, None)
@@ -108,7 +108,7 @@ class Windows:
                     exchange.flow.made[key] = first
                     if len(exchange.flow.made) > _PENDING:
                         exchange.flow.made.pop(next(iter(exchange.flow.made)))
-        elif command in ENDING and len(words) > 2 and (length_ns := _length_ns(command, words[2])) is not None:
+        elif command in ENDING and len(words) > 2 and (length_ns := expiry_ns(command, words[2])) is not None:
             before = exchange.flow.kept.pop(key, None)
             if before is not None and (stamp := stamped(before.command, key)):
                 yield before, self._declared(before), self._unit_ns(where, stamp, length_ns)

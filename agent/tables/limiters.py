@@ -48,6 +48,11 @@ DECLARED = (
             "address of the limiter in the process. It tells limiters with one limiter_id apart, for"
             " example one per customer",
         ),
+        i64(
+            "unexpired_ns",
+            "a counter in Redis that no longer expires: time since it began; null: it does, or this is unknown",
+            "ns",
+        ),
         measure="duration_ns",
     ),
     table(

@@ -252,6 +252,19 @@ SENTENCES = [
         "1 of 1 message of redis queue mails were produced out of order WHEN (mail-1 was 3 behind)",
     ),
     (
+        episode(
+            "key_stuck", "key ab of limiter api (shop pid 9)", "refused", "", 46.0, window_s=5.0, limit=20.0, asked=1.5
+        ),
+        (
+            "Key ab of limiter api (shop pid 9) was refused each time, 46 decisions in all, while others passed (it"
+            " asked for 1.5 per second; its limit is 20 in 5 s) WHEN"
+        ),
+    ),
+    (
+        episode("key_stuck", "key ab of limiter api (shop pid 9)", "unexpired", "ns", 62e9, 5e9, window_s=5.0),
+        ("The counter of key ab of limiter api (shop pid 9) went on for 62 s, though its window is 5 s, WHEN"),
+    ),
+    (
         episode("queue_lag", "redis queue jobs group g", "gone", "", 1.0),
         "redis queue jobs group g was deleted while clients asked for it WHEN",
     ),

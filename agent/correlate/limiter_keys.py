@@ -1,0 +1,275 @@
+"""Keys of limiters: one that is refused every time while others pass, and one whose counter no longer expires.
+
+A key is stuck if it passed before, and then was refused each time for longer than several of its windows, though it
+asked for less than the limit allows. Every limiter lets some requests of such a key pass in each window, whatever its
+algorithm. A key that asks for more may be refused all of the time: a log of requests that counts the refused ones, too,
+does so. A limiter may also block a key for longer than its window, as a penalty. So a key does not count if it had
+asked for more than the limit just before. Nor does one that never passed (a list of blocked keys), or whose window is
+not known (it may be a day). If the limit is not known, what the key asked for while it passed takes its place.
+
+Processes are not told apart, since their limiters may share a counter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.common.alike import most
+from agent.common.fairness import UpperBound
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups, known, shared
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+from agent.tables import TABLES
+
+_CODES = {name: TABLES["limiter_decision"].code("result", name) for name in ("allowed", "refused", "delayed")}
+
+#: Columns that the symptom reads.
+READS = {
+    "limiter_decision": (
+        *("limiter_id", "key", "result", "cost", "limit_per_s", "burst", "window_ns", "sample_rate", "unexpired_ns"),
+    )
+}
+#: How long it must have been refused: a multiple of its window, and a minimum; and how often.
+_WINDOWS, _LEAST_S, _LEAST = 5, 30, 10
+#: Shares of the limit, and of what it usually asked for, up to which it asks for no more than it may.
+_WITHIN, _USUAL = 0.9, 1.2
+#: What a key without a known limit may ask for at once, as a multiple of what is usual.
+_BURST = 2.0
+_PARTS = 8  # of a window
+_NEW_PER_S = 512  # keys that may be new in a second
+_LIMITERS, _MOST_ACTIVE = 256, 8
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "keys of limiters that are remembered",
+        CorrelatorConfig.keys,
+        "others are not reported as stuck, as long as these are used",
+        "-",
+    ),
+)
+_Id = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class KeyHistory:
+    """One key of a limiter. window_s: at least 1. limit: units in a window, NaN if unknown. Times are seconds of
+    CLOCK_BOOTTIME, or ns where their names say so.
+
+    first, last: seconds with its first and its last request. allowed: decisions; asked: units, while it passed.
+    refused_ns: since when it has only been refused, 0: it passes; refused: decisions; refused_asked: units; others:
+    how many decisions of its limiter were allowed before. excused: it had asked for more than it may, so that it may be
+    blocked for a time. counted_ns: its last decision that was refused or had it; unexpired_ns: that
+    column of its last decision, 0: null.
+    """
+
+    window_s: float
+    limit: float
+    first: int
+    last: int = 0
+    allowed: float = 0.0
+    asked: float = 0.0
+    refused_ns: int = 0
+    refused_end_ns: int = 0
+    refused: int = 0
+    refused_asked: float = 0.0
+    others: float = 0.0
+    excused: bool = False
+    counted_ns: int = 0
+    unexpired_ns: int = 0
+    pid: int = -1
+    tick: int = 0
+    comm: bytes = b""
+    parts: list[float] = field(default_factory=lambda: [0.0] * (_PARTS + 1))
+    part: int = 0
+
+    def ask(self, second: int, units: float) -> None:
+        at = int(second // max(1.0, self.window_s / _PARTS))
+        for stale in range(max(self.part + 1, at - _PARTS), at + 1):
+            self.parts[stale % (_PARTS + 1)] = 0.0
+        self.part, self.last = at, second
+        self.parts[at % (_PARTS + 1)] += units
+
+    @property
+    def usual_per_s(self) -> float:
+        """What it asked for while it passed."""
+        since = self.refused_ns // SECOND if self.refused_ns else self.last
+        return self.asked / max(1, since - self.first)
+
+    @property
+    def asked_per_s(self) -> float:
+        """What it has asked for since it is refused."""
+        return self.refused_asked / max(1.0, (self.refused_end_ns - self.refused_ns) / SECOND)
+
+    def beyond(self) -> bool:
+        """Whether it asked for more than it may within the last window."""
+        may = _BURST * self.usual_per_s * self.window_s + 3 if math.isnan(self.limit) else self.limit
+        return sum(self.parts) > may
+
+    @property
+    def stuck(self) -> bool:
+        lasted_s = (self.refused_end_ns - self.refused_ns) / SECOND
+        if not self.refused_ns or self.excused or self.refused < _LEAST or self.allowed < _LEAST:
+            return False
+        if lasted_s < max(_WINDOWS * self.window_s, _LEAST_S):
+            return False
+        if not math.isnan(self.limit):
+            return self.asked_per_s * self.window_s <= _WITHIN * self.limit
+        watched_s = self.refused_ns // SECOND - self.first
+        return watched_s >= _WINDOWS * self.window_s and self.asked_per_s <= _USUAL * self.usual_per_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long after its last request it may still be in its present state."""
+        return max(2 * self.window_s, _LEAST_S)
+
+
+class KeyWatch(Watch):
+    """One subject is one key of a limiter. stuck: those that are, by limiter and key."""
+
+    metrics = ("refused",)
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self._passing: OrderedDict[_Id, KeyHistory] = OrderedDict()
+        self._refused: OrderedDict[_Id, KeyHistory] = OrderedDict()
+        self._allowed: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # decisions, and the last second with one
+        self._of: dict[int, _Id] = {}
+        self.stuck: dict[_Id, KeyHistory] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        decisions = rows.get("limiter_decision")
+        if decisions is not None and (decisions["key"] != b"").any():
+            self._take(second, decisions, *shared(rows, "limiter_decision", "limiter_id", "key"))
+        self.stuck = {
+            of: one
+            for of, one in self._refused.items()
+            if second - one.last <= one.patience_s
+            and (one.unexpired_ns or (one.stuck and self._others_pass(of[0], one, second)))
+        }
+        return np.zeros(1 if self.stuck else 0, np.int64)
+
+    def _others_pass(self, limiter: bytes, one: KeyHistory, second: int) -> bool:
+        n, last = self._allowed.get(limiter, (0.0, 0))
+        return n - one.others >= _LEAST and second - last <= one.patience_s
+
+    def _take(self, second: int, decisions: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
+        result = decisions["result"]
+        share = np.where((decisions["sample_rate"] > 0) & (decisions["sample_rate"] < 1), decisions["sample_rate"], 1.0)
+        units = np.where(np.isnan(decisions["cost"]), 1.0, decisions["cost"]) / share
+        last = np.zeros(len(first), np.int64)
+        last[group] = np.arange(len(group))
+        passes = np.isin(result, (_CODES["allowed"], _CODES["delayed"]))
+        n = len(first)
+        allowed, refused = np.bincount(group, passes, n), np.bincount(group, result == _CODES["refused"], n)
+        asked = np.bincount(group, units * (passes | (result == _CODES["refused"])), n)
+        ages = np.where(known(decisions["unexpired_ns"]), decisions["unexpired_ns"], 0)
+        unexpired = most(np.zeros(n, np.int64), group, ages)
+        self._count(second, decisions["limiter_id"][first], allowed)
+        new = _NEW_PER_S
+        values = zip(
+            zip(decisions["limiter_id"][first].tolist(), decisions["key"][first].tolist(), strict=True),
+            *(each.tolist() for each in (allowed, refused, asked, unexpired, *_windows(decisions[last]), first, last)),
+            strict=True,
+        )
+        for of, n_allowed, n_refused, n_asked, age_ns, window_s, limit, at, end in values:
+            if not of[1]:
+                continue
+            one = self._refused.get(of) or self._passing.get(of)
+            if one is None:
+                if not age_ns and (n_refused or not n_allowed or not new):  # it may be blocked on purpose
+                    continue
+                if not (window_s or age_ns):
+                    continue
+                new -= 1 if new else 0
+                one = KeyHistory(window_s or 1.0, limit, second)
+            one.window_s, one.limit = max(one.window_s, window_s), limit if window_s else one.limit
+            one.ask(second, n_asked)
+            one.unexpired_ns = age_ns
+            if n_allowed:
+                one.refused_ns, one.refused, one.refused_asked, one.excused = 0, 0, 0.0, False
+                one.allowed, one.asked = one.allowed + n_allowed, one.asked + n_asked
+            elif n_refused:
+                self._refuse(one, of[0], int(n_refused), n_asked, decisions[at], decisions[end])
+            if n_refused or age_ns:
+                row = decisions[end]
+                one.counted_ns, one.pid, one.comm = int(row["t_ns"]), int(row["pid"]), row["comm"]
+                one.tick = int(row["proc_start_ns"]) // 10_000_000
+            self._keep(of, one, second)
+
+    def _refuse(self, one: KeyHistory, limiter: bytes, n: int, asked: float, first: np.void, last: np.void) -> None:
+        if not one.refused_ns:
+            one.refused_ns, one.excused = int(first["t_ns"]), one.beyond()
+            one.others = self._allowed.get(limiter, (0.0, 0))[0]
+        one.refused_end_ns = int(last["t_ns"])
+        one.refused, one.refused_asked = one.refused + n, one.refused_asked + asked
+
+    def _count(self, second: int, limiters: np.ndarray, allowed: np.ndarray) -> None:
+        first, group = groups([limiters])
+        for limiter, n in zip(limiters[first].tolist(), np.bincount(group, allowed).tolist(), strict=True):
+            if n:
+                self._allowed[limiter] = self._allowed.pop(limiter, (0.0, 0))[0] + n, second
+                if len(self._allowed) > _LIMITERS:
+                    self._allowed.popitem(last=False)
+
+    def _keep(self, of: _Id, one: KeyHistory, second: int) -> None:
+        both = self._passing, self._refused
+        there, here = both if one.refused_ns or one.unexpired_ns else both[::-1]
+        there.pop(of, None)
+        if of not in here and len(here) >= self.config.keys // 2:
+            oldest, its = next(iter(here.items()))
+            if second - its.last <= its.patience_s:
+                return
+            del here[oldest]
+        here[of] = one
+        here.move_to_end(of)
+
+    def episodes(self, second: int) -> list[tuple[_Id, KeyHistory, int]]:
+        """The stuck keys with their slots: those that were before, and new ones as long as few of their limiter are."""
+        active = {slot: self._of.get(slot) for _, slot in self.active}
+        n: dict[bytes, int] = {}
+        for of in active.values():
+            if of is not None:
+                n[of[0]] = n.get(of[0], 0) + 1
+        found = []
+        for of, one in self.stuck.items():
+            if of not in active.values():
+                if n.get(of[0], 0) >= _MOST_ACTIVE:
+                    continue
+                n[of[0]] = n.get(of[0], 0) + 1
+            slot = self.series.slot(of, second)
+            if slot >= 0:
+                self._of[slot] = of
+                found.append((of, one, slot))
+        return found
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        limiter, key = self._of[slot]
+        one = self.stuck[limiter, key]
+        name, pid = text(limiter), one.pid if one.pid > 0 else None
+        subject = f"key {text(key)} of limiter {name} ({process(text(one.comm), pid)})"
+        episode = Episode(symptom, (name,), slot, subject, f"limiter {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode.keys = {"limiter_id": name, "key": text(key)}
+        episode.pid, episode.start_tick, episode.comm = pid, one.tick, text(one.comm)
+        return episode
+
+
+def _windows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(window in s, 0 if unknown; limit in it, NaN if unknown) of decisions. Of a bucket: the time to fill it."""
+    per_s, burst, window_s = rows["limit_per_s"], rows["burst"], rows["window_ns"] / SECOND
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        bucket = (window_s <= 0) & (per_s > 0) & (per_s < math.inf) & (burst > 0)
+        window_s = np.where(bucket, burst / per_s, window_s)
+        is_known = window_s > 0
+        window_s = np.where(is_known, np.maximum(window_s, 1.0), 0.0)
+        limit = np.where(np.isnan(per_s), burst, per_s * window_s)
+    return window_s, np.where(is_known, limit, np.nan)
