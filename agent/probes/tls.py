@@ -64,5 +64,6 @@ PROBE = Probe(
         Ring("tls_exits", "tls_exit_event"),
     ),
     maps=("tls_sites", "tls_layouts", "tls_opened"),
+    counts=("tls_shares",),
     setup=setup,
 )
