@@ -6,7 +6,7 @@ BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waitin
 
 static __always_inline bool limiter_room(u32 of)
 {
-	if (!over_share(uid_of((void *)bpf_get_current_task()), of, LIMITER_PLACES_EACH_NS, LIMITER_PLACES_MOST))
+	if (!no_place(uid_of((void *)bpf_get_current_task()), of, LIMITER_PLACES_EACH_NS, LIMITER_PLACES_MOST))
 		return true;
 	lose(LOST_limiter_shares);
 	return false;

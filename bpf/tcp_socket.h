@@ -152,7 +152,7 @@ static __always_inline void tcp_learn(const struct sock_ref *r, const struct pro
 	struct tcp_port key = {.netns = r->netns, .port = r->sport};
 	struct proc *known = tcp_listeners.lookup(&key);
 	if (!known) {
-		if (over_share(uid, SHARE_LISTENERS, TCP_LISTENERS_EACH_NS, TCP_LISTENERS_MOST))
+		if (no_place(uid, SHARE_LISTENERS, TCP_LISTENERS_EACH_NS, TCP_LISTENERS_MOST))
 			lose(LOST_tcp_shares);
 		else
 			tcp_listeners.update(&key, (struct proc *)p);
@@ -177,7 +177,7 @@ static __always_inline struct tcp_socket *tcp_keep(void *sk, struct tcp_socket *
 	tcp_forget(key);
 	if (old) {	/* it connects again */
 		s->payer = old->payer;
-	} else if (over_share(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS, TCP_SOCKETS / 4)) {
+	} else if (no_place(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS, TCP_SOCKETS / 4)) {
 		lose(LOST_tcp_shares);
 		return 0;
 	}

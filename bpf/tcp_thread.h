@@ -49,7 +49,7 @@ static __always_inline struct tcp_thread *tcp_thread_of(u32 tid)
 	if (t || !none || !c)
 		return t;
 	uid = uid_of((void *)bpf_get_current_task());
-	if (over_share(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS, TCP_THREADS_MOST))
+	if (no_place(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS, TCP_THREADS_MOST))
 		return 0;
 	if (tcp_threads.update(&tid, none)) {
 		give_share_back(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS);

@@ -141,7 +141,7 @@ static __always_inline void lose(u32 map)
 /* Any user can cause an unlimited number of events. A user's events are limited to a share: `most` at once, and one
  * more each `each_ns`. All users but root together have two shares, and so has root. Events beyond are not reported;
  * the caller counts them: lose(LOST_family_shares). Stored is the time until which a share is used up. Two CPUs that
- * take an unused share at the same instant may count as one. */
+ * take at the same instant may count as one. */
 enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_STACKS, SHARE_ANSWERS,
        SHARE_CONNECTS, SHARE_CONNECTS_UNOWNED, SHARE_CLOSES, SHARE_CLOSES_UNOWNED, SHARE_RESETS, SHARE_RESETS_UNOWNED,
        SHARE_RETRANSMITS, SHARE_RETRANSMITS_UNOWNED, SHARE_SOCKETS, SHARE_RTT, SHARE_SERVED, SHARE_LISTENERS,
@@ -163,19 +163,19 @@ static __always_inline u32 uid_of(void *task)
 	return uid;
 }
 
-static __always_inline bool share_taken(u64 *until, u64 now, u64 each_ns, u64 room_ns)
+static __always_inline bool share_taken(u64 *until, u64 now, u64 each_ns, u64 room_ns, bool exact)
 {
-	u64 from = *until;
-	if (from > now && from - now > room_ns)
+	u64 from = *until > now ? *until : now;
+	if (from - now > room_ns)
 		return false;
-	if (from > now)
+	if (exact && from != now)
 		__sync_fetch_and_add(until, each_ns);
 	else
-		*until = now + each_ns;
+		*until = from + each_ns;
 	return true;
 }
 
-static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
+static __always_inline bool share_used_up(u32 uid, u32 of, u64 each_ns, u64 most, bool exact)
 {
 	struct share_key k = {.uid = uid, .of = of};
 	u32 all = 2 * of + !uid;
@@ -188,14 +188,25 @@ static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
 			shares.update(&k, &now);
 			own = shares.lookup(&k);
 		}
-		if (own && !share_taken(own, now, each_ns, room_ns))
+		if (own && !share_taken(own, now, each_ns, room_ns, exact))
 			return true;
 	}
-	return !share_taken(together, now, each_ns / 2, room_ns);
+	return !share_taken(together, now, each_ns / 2, room_ns, exact);
 }
 
-/* Returns what was taken, for shares of things that exist at one time. For these, `each_ns` is long: only what was never
- * returned comes back by itself. */
+static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
+{
+	return share_used_up(uid, of, each_ns, most, false);
+}
+
+/* The same for places: things that exist at one time, each of which is given back. `each_ns` is long: only what was
+ * never given back comes back by itself. */
+static __always_inline bool no_place(u32 uid, u32 of, u64 each_ns, u64 most)
+{
+	return share_used_up(uid, of, each_ns, most, true);
+}
+
+/* Returns what was taken, for shares of things that exist at one time. */
 static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
 {
 	struct share_key k = {.uid = uid, .of = of};

@@ -63,13 +63,13 @@ static __always_inline bool tls_room(u32 pid, u32 uid)
 {
 	struct tls_process one = {.uid = uid};
 	bool known = tls_busy.lookup(&pid) != 0;
-	if (!known && over_share(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS, TLS_THREADS_MOST))
+	if (!known && no_place(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS, TLS_THREADS_MOST))
 		return false;
 	if (!known && tls_busy.update(&pid, &one)) {
 		give_share_back(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS);
 		return false;
 	}
-	return !over_share(uid, SHARE_HANDSHAKES_OPEN, TLS_PLACES_EACH_NS, TLS_OPEN_MOST);
+	return !no_place(uid, SHARE_HANDSHAKES_OPEN, TLS_PLACES_EACH_NS, TLS_OPEN_MOST);
 }
 
 static __always_inline void tls_report(struct tls_key *key, struct tls_open *o, u64 now, u8 result, u8 cause)
@@ -159,7 +159,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 		tls_count(key.pid, 1);
 	}
 	struct tls_inside in = { .ssl = key.ssl, .enter_ns = now, .read = l ? tls_bio_count(tls_bio(key.ssl, l, 0), l) : 0, .uid = uid };
-	bool over = over_share(uid, SHARE_TLS_THREADS, TLS_PLACES_EACH_NS, TLS_THREADS_MOST);
+	bool over = no_place(uid, SHARE_TLS_THREADS, TLS_PLACES_EACH_NS, TLS_THREADS_MOST);
 	if (over || tls_insides.update(&tid, &in)) {
 		lose(over ? LOST_tls_shares : LOST_tls_events);
 		o = tls_opened.lookup(&key);
@@ -226,7 +226,7 @@ int tls_return(struct pt_regs *ctx)
 	tls_report(&key, o, now, result, cause);
 	if (!l || l->flow < 0) {
 		u8 yes = 1;
-		if (!over_share(o->uid, SHARE_HANDSHAKES_DONE, TLS_DONE_EACH_NS, TLS_OPEN_MOST))
+		if (!no_place(o->uid, SHARE_HANDSHAKES_DONE, TLS_DONE_EACH_NS, TLS_OPEN_MOST))
 			tls_done.update(&key, &yes);
 	}
 	tls_forget(&key, o);

@@ -77,6 +77,21 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
         client.close(); accepted.recv(1); accepted.close()
         time.sleep(0.005)
 """
+#: A server with so many connections, and their client. When they end, the kernel closes all at once.
+SERVES = """
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, 2 * [resource.getrlimit(resource.RLIMIT_NOFILE)[1]])
+with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+    print(listener.getsockname()[1], flush=True)
+    kept = [listener.accept()[0] for _ in range(int(sys.argv[1]))]
+print(flush=True); sys.stdin.readline(); os._exit(0)
+"""
+CONNECTS = """
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, 2 * [resource.getrlimit(resource.RLIMIT_NOFILE)[1]])
+kept = [socket.create_connection(("127.0.0.1", int(sys.argv[2]))) for _ in range(int(sys.argv[1]))]
+print(flush=True); sys.stdin.readline(); os._exit(0)
+"""
 #: Begins so many handshakes: gives them up at once, or keeps them.
 HANDSHAKES = """
 import ssl, sys
@@ -200,6 +215,27 @@ def test_connections(
     lost = losses(attached.rows("loss"))
     assert most <= his <= most + 1e9 / defined("tcp_state.bpf.c", "TCP_CLOSE_EACH_NS") * took_s
     assert set(lost) == {"tcp_shares"} and his + lost["tcp_shares"] >= 2 * pairs * times
+
+
+def test_connections_to_the_server_of_another_user(
+    attach: Callable[..., Attached], run_as: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """They count for him, not for the server's user."""
+    attached, few, many = attach("tcp"), 401, 7001
+    server = run_as(OTHER, sys.executable, "-c", SERVES, str(many))
+    assert server.stdout is not None
+    flood = run_as(NOBODY, sys.executable, "-c", CONNECTS, str(many), server.stdout.readline().strip())
+    line(flood)
+    line(server)
+    attached.pump()
+    other = run_as(OTHER, sys.executable, "-c", FEW, str(few))
+    for one in (flood, server):
+        go_on(one)
+    ended(attached.pump, flood, server, other)
+    closes, lost = attached.rows("tcp_close"), losses(attached.rows("loss"))
+    assert (closes["pid"] == other.pid).sum() == 2 * few
+    ends = int(np.isin(closes["pid"], [server.pid, flood.pid]).sum())
+    assert ends < 2 * many <= ends + lost["tcp_shares"] and set(lost) == {"tcp_shares"}
 
 
 def test_connections_that_stay(
