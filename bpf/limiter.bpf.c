@@ -1,8 +1,28 @@
 /* The programs of agent/limiters/library.py: where a decision begins and ends, where a call waits (it may decide before
  * it makes the decision, and sleeps after it), and where a decision sleeps. */
 
-BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_deciding, 16384, 0);
-BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waiting, 16384, 0);
+BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_deciding, LIMITER_PLACES, 0);
+BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waiting, LIMITER_PLACES, 0);
+
+static __always_inline bool limiter_room(u32 of)
+{
+	if (!no_place(uid_of((void *)bpf_get_current_task()), of, LIMITER_PLACES_EACH_NS, LIMITER_PLACES_MOST))
+		return true;
+	lose(LOST_limiter_shares);
+	return false;
+}
+
+static __always_inline void limiter_forget_decision(struct limiter_key *key)
+{
+	if (!limiter_deciding.delete(key))
+		give_share_back(uid_of((void *)bpf_get_current_task()), SHARE_DECIDING, LIMITER_PLACES_EACH_NS);
+}
+
+static __always_inline void limiter_forget_wait(struct limiter_key *key)
+{
+	if (!limiter_waiting.delete(key))
+		give_share_back(uid_of((void *)bpf_get_current_task()), SHARE_WAITING, LIMITER_PLACES_EACH_NS);
+}
 
 /* Keys are read now: by the end the garbage collector may have freed their memory. */
 static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_start *s, struct limiter_places at)
@@ -32,7 +52,7 @@ static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_
 static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
 	struct limiter_key key;
-	struct limiter_start s = {};
+	struct limiter_start s = {}, *old;
 	u64 goroutine;
 	struct limiter_binary *binary = limiter_hit(library);
 	u32 tid;
@@ -40,7 +60,10 @@ static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, stru
 		return 0;
 	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
-	limiter_begin(&s, limiter_deciding.lookup(&key), at.frame);
+	old = limiter_deciding.lookup(&key);
+	if (!old && !limiter_room(SHARE_DECIDING))
+		return 0;
+	limiter_begin(&s, old, at.frame);
 	limiter_deciding.update(&key, &s);
 	tid = s.tid;
 	goroutine = at.frame == LIMITER_GOROUTINE ? key.goroutine : UNKNOWN64;
@@ -51,14 +74,17 @@ static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, stru
 static __always_inline int limiter_waits(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
 	struct limiter_key key;
-	struct limiter_start s = {};
+	struct limiter_start s = {}, *old;
 	struct limiter_binary *binary = limiter_hit(library);
 	u32 tid;
 	if (binary && !binary->every)
 		return 0;
 	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
-	limiter_begin(&s, limiter_waiting.lookup(&key), at.frame);
+	old = limiter_waiting.lookup(&key);
+	if (!old && !limiter_room(SHARE_WAITING))
+		return 0;
+	limiter_begin(&s, old, at.frame);
 	limiter_waiting.update(&key, &s);
 	tid = s.tid;
 	limiter_open.update(&tid, &key.goroutine);
@@ -106,7 +132,7 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 		if (asleep)
 			waiting->asleep = 1;
 		else
-			limiter_waiting.delete(key);
+			limiter_forget_wait(key);
 	}
 	limiter_open.delete(&tid);
 	e = limiter_end(key, s, false, binary);
@@ -175,7 +201,7 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 		return 0;
 	}
 	s = *started;
-	limiter_deciding.delete(&key);
+	limiter_forget_decision(&key);
 	return limiter_concludes(ctx, &key, &s, binary, at);
 }
 
@@ -192,7 +218,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	if (!started)
 		return 0;
 	s = *started;
-	limiter_waiting.delete(&key);
+	limiter_forget_wait(&key);
 	tid = s.tid;
 	if (!s.asleep)	/* else the thread runs something else by now */
 		limiter_open.delete(&tid);

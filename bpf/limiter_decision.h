@@ -43,7 +43,14 @@ struct limiter_decision {
 	u8 library;		/* its number */
 	u8 pad[3];
 };
-#define LIMITER_PAGES 512
+#define LIMITER_PAGES 1024	/* room for all shares */
+/* A user's shares: decisions, and places: those under way (LIMITER_PLACES of each of two maps). Those that never end
+ * come back by themselves, since the maps forget the oldest. */
+#define LIMITER_EACH_NS 50000
+#define LIMITER_MOST 2048
+#define LIMITER_PLACES 32768
+#define LIMITER_PLACES_EACH_NS 10000000
+#define LIMITER_PLACES_MOST 7168
 BPF_RINGBUF_OUTPUT(limiter_decisions, LIMITER_PAGES);
 
 static __always_inline u64 limiter_decisions_flags(void)
@@ -249,6 +256,10 @@ static __always_inline struct limiter_decision *limiter_end(struct limiter_key *
 			return 0;
 		if (!woke)
 			__sync_fetch_and_add(&binary->decisions, 1);
+	}
+	if (over_share(uid_of(task), SHARE_DECISIONS, LIMITER_EACH_NS, LIMITER_MOST)) {
+		lose(LOST_limiter_shares);
+		return 0;
 	}
 	e = limiter_decisions.ringbuf_reserve(sizeof(*e));
 	if (!e) {

@@ -123,7 +123,7 @@ static __always_inline int redis_segment(struct redis_segment *s)
 	while (REDIS_PIECES_NEXT) {
 		if (done >= s->size)
 			break;
-		if (!share_taken(&w->piece_until_ns, now, w->piece_ns, w->piece_room_ns)) {
+		if (!share_taken(&w->piece_until_ns, now, w->piece_ns, w->piece_room_ns, false)) {
 			f->left_out = 1;
 			__sync_fetch_and_add(&w->cut, 1);
 			break;

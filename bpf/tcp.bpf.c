@@ -23,8 +23,13 @@ struct tcp_reset_event {
 	u8 pad2[6];
 };
 
-BPF_RINGBUF_OUTPUT(tcp_retransmits, 32);
-BPF_RINGBUF_OUTPUT(tcp_resets, 32);
+/* They have room for all shares. */
+#define TCP_RETRANSMITS_EACH_NS 300000
+#define TCP_RETRANSMITS_MOST 512
+#define TCP_RESETS_EACH_NS 300000
+#define TCP_RESETS_MOST 512
+BPF_RINGBUF_OUTPUT(tcp_retransmits, 128);
+BPF_RINGBUF_OUTPUT(tcp_resets, 128);
 
 /* Each incoming segment, in windows: gives samples of sockets that only send, or block in one long send. */
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
@@ -118,13 +123,17 @@ int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 static __always_inline void tcp_sent_again(void *common, void *sk, u8 kind, u32 count)
 {
 	u64 key = (u64)sk;
-	struct tcp_retransmit_event *e = tcp_retransmits.ringbuf_reserve(sizeof(*e));
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	struct tcp_retransmit_event *e;
+	if (tcp_over(s, SHARE_RETRANSMITS, TCP_RETRANSMITS_EACH_NS, TCP_RETRANSMITS_MOST))
+		return;
+	e = tcp_retransmits.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tcp_retransmits);
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));
-	tcp_describe(&e->proc, &e->sock, common, tcp_sockets.lookup(&key));
+	tcp_describe(&e->proc, &e->sock, common, s);
 	if (kind == TCP_SENT_SYNACK) {
 		e->sock.role = TCP_ROLE_SERVER;
 		tcp_listener_of(&e->proc, &e->sock);
@@ -158,14 +167,18 @@ int on_tcp_retransmit_synack(struct bpf_raw_tracepoint_args *ctx)
 static __always_inline void tcp_reset(void *sk, void *skb, u8 direction)
 {
 	u64 key = (u64)sk;
-	struct tcp_reset_event *e = tcp_resets.ringbuf_reserve(sizeof(*e));
+	struct tcp_socket *s = sk ? tcp_sockets.lookup(&key) : 0;
+	struct tcp_reset_event *e;
+	if (tcp_over(s, SHARE_RESETS, TCP_RESETS_EACH_NS, TCP_RESETS_MOST))
+		return;
+	e = tcp_resets.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tcp_resets);
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));
 	if (sk) {
-		tcp_describe(&e->proc, &e->sock, sk, tcp_sockets.lookup(&key));
+		tcp_describe(&e->proc, &e->sock, sk, s);
 	} else {
 		no_proc(&e->proc);
 		e->sock.sock_id = UNKNOWN64;

@@ -1,9 +1,13 @@
 /* A socket's smoothed RTT, as the kernel keeps it, sampled: once at the handshake, then at receives, limited by a gate.
  * Part of the tcp family, after tcp_socket.h. */
 
-static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key)
+static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key, u32 uid)
 {
 	u32 zero = 0;
+	if (over_share(uid, SHARE_RTT, TCP_RTT_EACH_NS, TCP_RTT_MOST)) {
+		lose(LOST_tcp_shares);
+		return 0;
+	}
 	struct tcp_rtt_value *nothing = tcp_rtt_zero.lookup(&zero);
 	if (!nothing)
 		return 0;
@@ -54,7 +58,7 @@ static __always_inline bool tcp_sample(void *sk, struct tcp_socket *s)
 	bool slot = tcp_slot();
 	v = tcp_rtt_of(slot, &id);
 	if (!v)
-		v = tcp_rtt_new(slot, &id);
+		v = tcp_rtt_new(slot, &id, s->payer);
 	if (!v)
 		return true;
 	v->proc = s->proc;

@@ -10,6 +10,8 @@
  * from the gate's end, which is at most a gate too little. */
 
 #define TCP_SERVED_BUCKETS 48
+#define TCP_SERVED_EACH_NS 4000000	/* of a user's processes and ports in an interval of a second */
+#define TCP_SERVED_MOST 256
 #define TCP_MSG_IOV 16		/* of struct user_msghdr: msg_iov */
 
 struct tcp_served_key {
@@ -33,8 +35,8 @@ struct tcp_served_value {
 	u32 buckets[48];	/* TCP_SERVED_BUCKETS */
 };
 
-BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_a, 1024);
-BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_b, 1024);
+BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_a, 2048);
+BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_b, 2048);
 BPF_TABLE("array", u32, struct tcp_served_value, tcp_served_zero, 1);	/* never written: too large for the stack */
 
 /* By a hash of the socket: sockets with a recent request, for the agent's sweep. */
@@ -79,6 +81,10 @@ static __always_inline struct tcp_served_value *tcp_served_of(struct tcp_socket 
 	struct tcp_served_value *none = tcp_served_zero.lookup(&zero);
 	if (!none)
 		return 0;
+	if (over_share(s->uid, SHARE_SERVED, TCP_SERVED_EACH_NS, TCP_SERVED_MOST)) {
+		lose(LOST_tcp_shares);
+		return 0;
+	}
 	if (slot) {
 		tcp_served_b.insert(&key, none);
 		v = tcp_served_b.lookup(&key);

@@ -44,6 +44,8 @@ struct tcp_socket {
 	u8 seen;
 	u8 frames;		/* it uses HTTP/2, without TLS */
 	u8 pad;
+	u32 payer;		/* the user whose share has its place and its events (tcp_pays) */
+	u32 pad2;
 	struct proc proc;
 	struct sock_ref sock;
 };
@@ -58,7 +60,23 @@ BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT_S
 BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS);
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
 BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
-BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid UNKNOWN32: several processes listen */
+BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* pid UNKNOWN32: several processes listen */
+
+/* A user's shares (over_share in tickscope.h). Of places, TCP_SOCKETS of the probe's options, those of a user. */
+#define TCP_SOCKETS_EACH_NS 3600000000000ull
+#define TCP_LISTENERS_EACH_NS 60000000000ull
+#define TCP_LISTENERS_MOST 960
+#define TCP_RTT_EACH_NS 320000	/* of sockets in an interval of a second */
+#define TCP_RTT_MOST 960
+
+/* Connections from this host to itself: their clients' users, until the server has accepted them. */
+struct tcp_local {
+	u8 addr[16];
+	u32 netns;
+	u16 client;
+	u16 server;
+};
+BPF_TABLE("lru_hash", struct tcp_local, u32, tcp_locals, 4096);
 
 /* Caches: most hits repeat the last one on the same socket. One word each decides so without a look-up or a clock read;
  * sockets that share a slot only cost each other the look-up. Half words, since a hit costs a cache line. */
@@ -102,14 +120,43 @@ static __always_inline bool tcp_same(const struct proc *a, const struct proc *b)
 	return a->pid == b->pid && a->proc_start_ns == b->proc_start_ns;
 }
 
+static __always_inline u32 tcp_uid(void *sk)
+{
+	u32 uid = 0;
+	GET(uid, sk, sock, sk_uid);
+	return uid;
+}
+
+static __always_inline bool tcp_local_key(struct tcp_local *key, const struct sock_ref *r, u16 client, u16 server)
+{
+	const u64 *from = (const u64 *)r->saddr, *to = (const u64 *)r->daddr;
+	key->netns = r->netns;
+	key->client = client;
+	key->server = server;
+	__builtin_memcpy(key->addr, r->daddr, 16);
+	return from[0] == to[0] && from[1] == to[1];
+}
+
+/* A client has connected: if the server is on this host, the connection's other end is this user's, too. Else who floods
+ * the servers of others would take the shares of these. */
+static __always_inline void tcp_pays(struct tcp_socket *s)
+{
+	struct tcp_local key;
+	if (tcp_local_key(&key, &s->sock, s->sock.sport, s->sock.dport))
+		tcp_locals.update(&key, &s->payer);
+}
+
 /* The listener of a port; unknown if several processes listen. */
-static __always_inline void tcp_learn(const struct sock_ref *r, const struct proc *p)
+static __always_inline void tcp_learn(const struct sock_ref *r, const struct proc *p, u32 uid)
 {
 	struct tcp_port key = {.netns = r->netns, .port = r->sport};
 	struct proc *known = tcp_listeners.lookup(&key);
-	if (!known)
-		tcp_listeners.update(&key, (struct proc *)p);
-	else if (!tcp_same(known, p))
+	if (!known) {
+		if (no_place(uid, SHARE_LISTENERS, TCP_LISTENERS_EACH_NS, TCP_LISTENERS_MOST))
+			lose(LOST_tcp_shares);
+		else
+			tcp_listeners.update(&key, (struct proc *)p);
+	} else if (!tcp_same(known, p))
 		known->pid = UNKNOWN32;
 }
 
@@ -126,8 +173,16 @@ static __always_inline void tcp_listener_of(struct proc *p, const struct sock_re
 static __always_inline struct tcp_socket *tcp_keep(void *sk, struct tcp_socket *s)
 {
 	u64 key = (u64)sk;
+	struct tcp_socket *old = tcp_sockets.lookup(&key);
 	tcp_forget(key);
+	if (old) {	/* it connects again */
+		s->payer = old->payer;
+	} else if (no_place(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS, TCP_SOCKETS / 4)) {
+		lose(LOST_tcp_shares);
+		return 0;
+	}
 	if (tcp_sockets.update(&key, s)) {
+		give_share_back(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
 		lose(LOST_tcp_rtt_a);
 		return 0;
 	}
@@ -139,6 +194,7 @@ static __always_inline void tcp_born(struct tcp_socket *s, void *sk, u64 now, u8
 	tcp_tuple(&s->sock, sk);
 	s->born_ns = now;
 	s->sock.role = role;
+	s->payer = tcp_uid(sk);
 	/* One CPU takes longer than 256 ns from one socket to the next. */
 	s->sock.sock_id = tcp_cookie(sk, (now & ~255ull) | (bpf_get_smp_processor_id() & 255));
 	if (role == TCP_ROLE_SERVER)
@@ -199,13 +255,23 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 	if (flags & PF_KTHREAD)
 		return;
 	fill_proc(&s->proc, task);
-	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
-		tcp_learn(&s->sock, &s->proc);
-	s->user = user;
 	s->uid = uid_of(task);
+	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
+		tcp_learn(&s->sock, &s->proc, s->uid);
+	s->user = user;
 	v = s->sampled ? tcp_rtt_of(tcp_slot(), &key) : 0;
 	if (v)
 		v->proc = s->proc;
+}
+
+/* Whether an event of a socket is beyond a user's share. Of sockets that are not known, all share one of the next kind.
+ */
+static __always_inline bool tcp_over(struct tcp_socket *s, u32 of, u64 each_ns, u64 most)
+{
+	if (!over_share(s ? s->payer : UNKNOWN32, s ? of : of + 1, each_ns, most))
+		return false;
+	lose(LOST_tcp_shares);
+	return true;
 }
 
 /* Fills a record with a socket's data. */

@@ -27,14 +27,23 @@ struct tcp_close_event {
 	u32 srtt_us;
 };
 
-#define TCP_CONNECT_PAGES 64	/* of 4 KB */
-#define TCP_CLOSE_PAGES 128	/* the connects and closes of 1,800 connections with both ends here */
+/* Of 4 KB. They have room for all shares; see tests/unit/test_users_shares.py. */
+#define TCP_CONNECT_PAGES 512
+#define TCP_CLOSE_PAGES 1024
+/* A user's shares. Both ends of a connection within the host count for the client's user. */
+#define TCP_CONNECT_EACH_NS 50000
+#define TCP_CONNECT_MOST 2048
+#define TCP_CLOSE_EACH_NS 40000
+#define TCP_CLOSE_MOST 3840
 BPF_RINGBUF_OUTPUT(tcp_connects, TCP_CONNECT_PAGES);
 BPF_RINGBUF_OUTPUT(tcp_closes, TCP_CLOSE_PAGES);
 
 static __always_inline void tcp_connect_done(void *sk, struct tcp_socket *s, u64 now, u8 result, u32 err)
 {
-	struct tcp_connect_event *e = tcp_connects.ringbuf_reserve(sizeof(*e));
+	struct tcp_connect_event *e;
+	if (tcp_over(s, SHARE_CONNECTS, TCP_CONNECT_EACH_NS, TCP_CONNECT_MOST))
+		return;
+	e = tcp_connects.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tcp_connects);
 		return;
@@ -68,7 +77,10 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
 {
 	u64 flags = 0;
 	struct tcp_sent a = {};
-	struct tcp_close_event *e = tcp_closes.ringbuf_reserve(sizeof(*e));
+	struct tcp_close_event *e;
+	if (tcp_over(s, SHARE_CLOSES, TCP_CLOSE_EACH_NS, TCP_CLOSE_MOST))
+		return;
+	e = tcp_closes.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tcp_closes);
 		return;
@@ -113,6 +125,7 @@ static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 
 		if (s) {
 			s->established_ns = now;
 			tcp_tuple(&s->sock, sk);	/* at SYN_SENT there may be no source port yet */
+			tcp_pays(s);
 		}
 		tcp_connect_done(sk, s, now, TCP_CONNECT_OK, UNKNOWN32);
 		if (s)
@@ -121,7 +134,13 @@ static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 
 	}
 	u64 key = (u64)sk;
 	struct tcp_socket accepted = {.established_ns = now};
+	struct tcp_local from;
 	tcp_born(&accepted, sk, now, TCP_ROLE_SERVER);
+	if (tcp_local_key(&from, &accepted.sock, accepted.sock.dport, accepted.sock.sport)) {
+		u32 *client = tcp_locals.lookup(&from);
+		if (client)
+			accepted.payer = *client;
+	}
 	tcp_keep(sk, &accepted);
 	s = tcp_sockets.lookup(&key);
 	if (s)
@@ -142,7 +161,7 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 		tcp_born(&fresh, sk, now, TCP_ROLE_CLIENT);
 		fill_proc(&fresh.proc, (void *)bpf_get_current_task());
 		if (new == TCP_LISTEN)
-			tcp_learn(&fresh.sock, &fresh.proc);
+			tcp_learn(&fresh.sock, &fresh.proc, fresh.payer);
 		else
 			tcp_keep(sk, &fresh);
 	} else if (new == TCP_ESTABLISHED) {
@@ -151,7 +170,8 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 		struct sock_ref r = {};
 		tcp_tuple(&r, sk);
 		struct tcp_port port = {.netns = r.netns, .port = r.sport};
-		tcp_listeners.delete(&port);
+		if (!tcp_listeners.delete(&port))
+			give_share_back(tcp_uid(sk), SHARE_LISTENERS, TCP_LISTENERS_EACH_NS);
 	} else if (old != TCP_CLOSE && old != TCP_LISTEN) {
 		if (s && !s->user && tcp_owned(sk))
 			tcp_used(s, bpf_get_current_pid_tgid());
@@ -189,7 +209,12 @@ int on_tcp_state_softirq(struct bpf_raw_tracepoint_args *ctx)
 int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 key = ctx->args[0];
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
 	tcp_forget(key);
-	tcp_sockets.delete(&key);
+	if (!s)
+		return 0;
+	u32 payer = s->payer;
+	if (!tcp_sockets.delete(&key))
+		give_share_back(payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
 	return 0;
 }

@@ -19,29 +19,47 @@ struct tcp_thread {
 	u32 calls;
 	u32 next;		/* next element of received to use */
 	u32 doubt;		/* so many calls may belong to reads without room */
-	u32 pad;
+	u32 uid;		/* whose share has its place */
 	struct tcp_received received[TCP_RECEIVED];
 };
-BPF_TABLE("hash", u32, struct tcp_thread, tcp_threads, 2048);
+#define TCP_THREADS_EACH_NS 60000000000ull
+#define TCP_THREADS_MOST 1024	/* of a user */
+BPF_TABLE("hash", u32, struct tcp_thread, tcp_threads, 4096);
 BPF_TABLE("array", u32, struct tcp_thread, tcp_thread_zero, 1);	/* never written */
 
 static __always_inline void tcp_thread_end(u32 tid)
 {
 	struct control *c = get_control();
-	if (!tcp_threads.delete(&tid) && c)
-		__sync_fetch_and_add(&c->tcp_threads, -1);
+	struct tcp_thread *t = tcp_threads.lookup(&tid);
+	if (!t || !c)
+		return;
+	u32 uid = t->uid;
+	if (tcp_threads.delete(&tid))
+		return;
+	__sync_fetch_and_add(&c->tcp_threads, -1);
+	give_share_back(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS);
 }
 
 /* The element of a thread, created if missing; 0 without room: its handshakes then have no socket. */
 static __always_inline struct tcp_thread *tcp_thread_of(u32 tid)
 {
-	u32 zero = 0;
+	u32 zero = 0, uid;
 	struct tcp_thread *t = tcp_threads.lookup(&tid), *none = tcp_thread_zero.lookup(&zero);
 	struct control *c = get_control();
-	if (t || !none || !c || tcp_threads.update(&tid, none))
+	if (t || !none || !c)
 		return t;
+	uid = uid_of((void *)bpf_get_current_task());
+	if (no_place(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS, TCP_THREADS_MOST))
+		return 0;
+	if (tcp_threads.update(&tid, none)) {
+		give_share_back(uid, SHARE_TLS_READERS, TCP_THREADS_EACH_NS);
+		return 0;
+	}
 	__sync_fetch_and_add(&c->tcp_threads, 1);
-	return tcp_threads.lookup(&tid);
+	t = tcp_threads.lookup(&tid);
+	if (t)
+		t->uid = uid;
+	return t;
 }
 
 /* Such a thread, the current one, sends or receives. */

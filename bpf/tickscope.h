@@ -144,12 +144,16 @@ static __always_inline void lose(u32 map)
  * more each `each_ns`. All users but root together have two shares, and so has root. Events beyond are not reported;
  * the caller counts them: lose(LOST_family_shares). Stored is the time until which a share is used up. Two CPUs that
  * take at the same instant may count as one. */
-enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_STACKS, SHARE_ANSWERS, SHARE_KINDS };
+enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_STACKS, SHARE_ANSWERS,
+       SHARE_CONNECTS, SHARE_CONNECTS_UNOWNED, SHARE_CLOSES, SHARE_CLOSES_UNOWNED, SHARE_RESETS, SHARE_RESETS_UNOWNED,
+       SHARE_RETRANSMITS, SHARE_RETRANSMITS_UNOWNED, SHARE_SOCKETS, SHARE_RTT, SHARE_SERVED, SHARE_LISTENERS,
+       SHARE_HANDSHAKES, SHARE_HANDSHAKES_OPEN, SHARE_HANDSHAKES_DONE, SHARE_TLS_THREADS, SHARE_TLS_PROCESSES,
+       SHARE_TLS_READERS, SHARE_DECISIONS, SHARE_DECIDING, SHARE_WAITING, SHARE_KINDS };
 struct share_key {
 	u32 uid;
 	u32 of;
 };
-BPF_TABLE("lru_hash", struct share_key, u64, shares, 1024);
+BPF_TABLE("lru_hash", struct share_key, u64, shares, 4096);
 BPF_TABLE("array", u32, u64, shares_together, 2 * SHARE_KINDS);	/* of all users but root, of root */
 
 /* The uid of the process itself, whatever rights it has borrowed: a user who may signal it, or started it, is that user
@@ -161,16 +165,19 @@ static __always_inline u32 uid_of(void *task)
 	return uid;
 }
 
-static __always_inline bool share_taken(u64 *until, u64 now, u64 each_ns, u64 room_ns)
+static __always_inline bool share_taken(u64 *until, u64 now, u64 each_ns, u64 room_ns, bool exact)
 {
 	u64 from = *until > now ? *until : now;
 	if (from - now > room_ns)
 		return false;
-	*until = from + each_ns;
+	if (exact && from != now)
+		__sync_fetch_and_add(until, each_ns);
+	else
+		*until = from + each_ns;
 	return true;
 }
 
-static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
+static __always_inline bool share_used_up(u32 uid, u32 of, u64 each_ns, u64 most, bool exact)
 {
 	struct share_key k = {.uid = uid, .of = of};
 	u32 all = 2 * of + !uid;
@@ -183,10 +190,22 @@ static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
 			shares.update(&k, &now);
 			own = shares.lookup(&k);
 		}
-		if (own && !share_taken(own, now, each_ns, room_ns))
+		if (own && !share_taken(own, now, each_ns, room_ns, exact))
 			return true;
 	}
-	return !share_taken(together, now, each_ns / 2, room_ns);
+	return !share_taken(together, now, each_ns / 2, room_ns, exact);
+}
+
+static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
+{
+	return share_used_up(uid, of, each_ns, most, false);
+}
+
+/* The same for places: things that exist at one time, each of which is given back. `each_ns` is long: only what was
+ * never given back comes back by itself. */
+static __always_inline bool no_place(u32 uid, u32 of, u64 each_ns, u64 most)
+{
+	return share_used_up(uid, of, each_ns, most, true);
 }
 
 /* Returns what was taken, for shares of things that exist at one time. */
@@ -196,9 +215,9 @@ static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
 	u32 all = 2 * of + !uid;
 	u64 *own = shares.lookup(&k), *together = shares_together.lookup(&all);
 	if (own && *own > each_ns)
-		*own -= each_ns;
+		__sync_fetch_and_add(own, -each_ns);
 	if (together && *together > each_ns)
-		*together -= each_ns / 2;
+		__sync_fetch_and_add(together, -(each_ns / 2));
 }
 
 /* Flags for ringbuf_submit. Quiet by default: the agent drains on a timer, and a wake-up costs 50 times the record. (No

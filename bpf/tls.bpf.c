@@ -28,30 +28,58 @@ struct tls_inside {	/* a thread inside a call */
 	u64 enter_ns;
 	u64 read;		/* bytes read from the BIO before */
 	u32 nested;
+	u32 uid;		/* whose share has its place */
+};
+
+struct tls_process {
+	u64 open;		/* handshakes under way */
+	u32 uid;
 	u32 pad;
 };
 
-#define TLS_PAGES 64
+#define TLS_PAGES 256	/* room for all shares */
+/* A user's shares: handshakes that end, and places: handshakes under way, threads in them, processes. */
+#define TLS_EACH_NS 200000
+#define TLS_MOST 1024
+#define TLS_PLACES_EACH_NS 60000000000ull
+#define TLS_OPEN_MOST 3584
+#define TLS_THREADS_MOST 2048
+#define TLS_DONE_EACH_NS 10000000000ull
 BPF_RINGBUF_OUTPUT(tls_events, TLS_PAGES);
 BPF_RINGBUF_OUTPUT(tls_exits, 4);
 BPF_TABLE("lru_hash", struct tls_key, u8, tls_done, 16384);	/* only if the message flow state cannot be read */
-BPF_TABLE("hash", u32, struct tls_inside, tls_insides, 4096);
-BPF_TABLE("hash", u32, u64, tls_busy, 4096);	/* handshakes under way, by process */
+BPF_TABLE("hash", u32, struct tls_inside, tls_insides, 8192);
+BPF_TABLE("hash", u32, struct tls_process, tls_busy, 8192);
 
 static __always_inline void tls_count(u32 pid, u64 by)
 {
-	u64 none = 0, *n = tls_busy.lookup(&pid);
-	if (!n) {
-		tls_busy.update(&pid, &none);
-		n = tls_busy.lookup(&pid);
+	struct tls_process *p = tls_busy.lookup(&pid);
+	if (p)
+		__sync_fetch_and_add(&p->open, by);
+}
+
+/* Takes the places of another handshake of this process; false if its user has used them up. */
+static __always_inline bool tls_room(u32 pid, u32 uid)
+{
+	struct tls_process one = {.uid = uid};
+	bool known = tls_busy.lookup(&pid) != 0;
+	if (!known && no_place(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS, TLS_THREADS_MOST))
+		return false;
+	if (!known && tls_busy.update(&pid, &one)) {
+		give_share_back(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS);
+		return false;
 	}
-	if (n)
-		__sync_fetch_and_add(n, by);
+	return !no_place(uid, SHARE_HANDSHAKES_OPEN, TLS_PLACES_EACH_NS, TLS_OPEN_MOST);
 }
 
 static __always_inline void tls_report(struct tls_key *key, struct tls_open *o, u64 now, u8 result, u8 cause)
 {
-	struct tls_event *e = tls_events.ringbuf_reserve(sizeof(*e));
+	struct tls_event *e;
+	if (over_share(tls_payer(o), SHARE_HANDSHAKES, TLS_EACH_NS, TLS_MOST)) {
+		lose(LOST_tls_shares);
+		return;
+	}
+	e = tls_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tls_events);
 		return;
@@ -82,8 +110,10 @@ static __always_inline void tls_report(struct tls_key *key, struct tls_open *o, 
 
 static __always_inline void tls_forget(struct tls_key *key, struct tls_open *o)
 {
+	u32 uid = o->uid;
 	tls_over(o);
-	tls_opened.delete(key);
+	if (!tls_opened.delete(key))
+		give_share_back(uid, SHARE_HANDSHAKES_OPEN, TLS_PLACES_EACH_NS);
 	tls_count(key->pid, -1);
 }
 
@@ -91,7 +121,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 {
 	on_own_stack(ctx);
 	u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_boot_ns();
-	u32 tid = id;
+	u32 tid = id, uid;
 	struct tls_key key = { .ssl = reg_arg1(ctx), .pid = id >> 32 };
 	struct control *c = get_control();
 	if (!c || key.pid == c->agent_pid)
@@ -102,6 +132,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 		return 0;
 	}
 	struct tls_open *o = tls_opened.lookup(&key);
+	uid = uid_of((void *)bpf_get_current_task());
 	u32 layout = o ? o->layout : tls_layout_of(reg_ip(ctx));
 	struct tls_layout *l = tls_layouts.lookup(&layout);
 	u32 flow = l ? tls_read(key.ssl, l->flow) : UNKNOWN32;
@@ -113,18 +144,24 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 	if (!o) {	/* messages after the handshake, or one whose start was not seen */
 		if (flow == UNKNOWN32 ? !!tls_done.lookup(&key) : flow != TLS_FLOW_UNINITED)
 			return 0;
-		struct tls_open fresh = { .start_ns = now, .layout = layout };
+		if (!tls_room(key.pid, uid)) {
+			lose(LOST_tls_shares);
+			return 0;
+		}
+		struct tls_open fresh = { .start_ns = now, .layout = layout, .uid = uid };
 		fresh.sock.role = role;
 		tls_no_socket(&fresh);
 		if (tls_opened.update(&key, &fresh)) {
+			give_share_back(uid, SHARE_HANDSHAKES_OPEN, TLS_PLACES_EACH_NS);
 			lose(LOST_tls_events);
 			return 0;
 		}
 		tls_count(key.pid, 1);
 	}
-	struct tls_inside in = { .ssl = key.ssl, .enter_ns = now, .read = l ? tls_bio_count(tls_bio(key.ssl, l, 0), l) : 0 };
-	if (tls_insides.update(&tid, &in)) {
-		lose(LOST_tls_events);
+	struct tls_inside in = { .ssl = key.ssl, .enter_ns = now, .read = l ? tls_bio_count(tls_bio(key.ssl, l, 0), l) : 0, .uid = uid };
+	bool over = no_place(uid, SHARE_TLS_THREADS, TLS_PLACES_EACH_NS, TLS_THREADS_MOST);
+	if (over || tls_insides.update(&tid, &in)) {
+		lose(over ? LOST_tls_shares : LOST_tls_events);
 		o = tls_opened.lookup(&key);
 		if (o)
 			tls_forget(&key, o);
@@ -165,6 +202,7 @@ int tls_return(struct pt_regs *ctx)
 	}
 	struct tls_key key = { .ssl = within->ssl, .pid = id >> 32 };
 	u64 spent = now - within->enter_ns, read = within->read;
+	give_share_back(within->uid, SHARE_TLS_THREADS, TLS_PLACES_EACH_NS);
 	tls_insides.delete(&tid);
 	__sync_fetch_and_add(&c->tls_depth, -1);
 	struct tls_open *o = tls_opened.lookup(&key);
@@ -188,7 +226,8 @@ int tls_return(struct pt_regs *ctx)
 	tls_report(&key, o, now, result, cause);
 	if (!l || l->flow < 0) {
 		u8 yes = 1;
-		tls_done.update(&key, &yes);
+		if (!no_place(o->uid, SHARE_HANDSHAKES_DONE, TLS_DONE_EACH_NS, TLS_OPEN_MOST))
+			tls_done.update(&key, &yes);
 	}
 	tls_forget(&key, o);
 	return 0;
@@ -208,7 +247,8 @@ int tls_free(struct pt_regs *ctx)
 			   failed ? TLS_FATAL : closed ? TLS_CLOSED : TLS_NO_CAUSE);
 		tls_forget(&key, o);
 	}
-	tls_done.delete(&key);
+	if (!tls_done.delete(&key))
+		give_share_back(uid_of((void *)bpf_get_current_task()), SHARE_HANDSHAKES_DONE, TLS_DONE_EACH_NS);
 	return 0;
 }
 
@@ -218,7 +258,9 @@ int tls_exit(struct bpf_raw_tracepoint_args *ctx)
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tid = id, pid = id >> 32;
 	struct control *c = get_control();
-	if (c && c->tls_depth && tls_insides.lookup(&tid)) {
+	struct tls_inside *within = c && c->tls_depth ? tls_insides.lookup(&tid) : 0;
+	if (within) {
+		give_share_back(within->uid, SHARE_TLS_THREADS, TLS_PLACES_EACH_NS);
 		tls_insides.delete(&tid);
 		__sync_fetch_and_add(&c->tls_depth, -1);
 	}
@@ -226,11 +268,13 @@ int tls_exit(struct bpf_raw_tracepoint_args *ctx)
 	u32 live = 0;
 	void *task = (void *)ctx->args[0];
 	GET(live, PTR(task, task_struct, signal), signal_struct, live);
-	u64 *busy = live ? 0 : tls_busy.lookup(&pid);
+	struct tls_process *busy = live ? 0 : tls_busy.lookup(&pid);
 	if (!busy)
 		return 0;
-	u64 n = *busy;
+	u64 n = busy->open;
+	u32 uid = busy->uid;
 	tls_busy.delete(&pid);
+	give_share_back(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS);
 	if (!n)
 		return 0;
 	struct tls_exit_event *e = tls_exits.ringbuf_reserve(sizeof(*e));
@@ -241,5 +285,6 @@ int tls_exit(struct bpf_raw_tracepoint_args *ctx)
 	e->t_ns = bpf_ktime_get_boot_ns();
 	fill_proc(&e->proc, task);
 	tls_exits.ringbuf_submit(e, QUIET);
+	give_share_back(uid, SHARE_HANDSHAKES_OPEN, (n & 0xffff) * TLS_PLACES_EACH_NS);	/* the agent removes them */
 	return 0;
 }

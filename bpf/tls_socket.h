@@ -18,6 +18,8 @@ struct tls_open {	/* a handshake under way */
 	u64 used;		/* the socket that a call used itself, 0 for none */
 	u32 base;		/* the handshake's beginning in its stream */
 	u32 verdict;		/* of the last call */
+	u32 uid;		/* whose share has its place */
+	u32 pad;
 };
 
 struct tls_key {
@@ -247,6 +249,14 @@ static __always_inline void tls_thread_exits(struct control *c, u32 tid)
 		tcp_thread_end(tid);
 }
 
+/* Whose share has the handshake's record: the client's user, if both ends are on this host. */
+static __always_inline u32 tls_payer(struct tls_open *o)
+{
+	u64 sk = o->used ? o->used : o->sk;
+	struct tcp_socket *s = sk && sk != UNKNOWN64 ? tcp_sockets.lookup(&sk) : 0;
+	return s && s->sock.role == TCP_ROLE_SERVER ? s->payer : o->uid;
+}
+
 static __always_inline void tls_over(struct tls_open *o)
 {
 	u64 sk = o->sk;
@@ -261,5 +271,6 @@ static __always_inline void tls_leaves_none(u32 tid) {}
 static __always_inline void tls_thread_exits(struct control *c, u32 tid) {}
 static __always_inline void tls_leaves(struct tls_key *key, struct tls_open *o, struct tls_layout *l, u32 tid, u64 from, bool going) {}
 static __always_inline void tls_over(struct tls_open *o) {}
+static __always_inline u32 tls_payer(struct tls_open *o) { return o->uid; }
 static __always_inline bool tls_peer_closed(struct tls_open *o) { return false; }
 #endif

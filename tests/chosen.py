@@ -75,7 +75,8 @@ ALONE = (
     "tests/kernel/test_profiles.py",
     "tests/kernel/test_cpu_wait.py",
     "tests/kernel/test_pending_thread.py",
-    "tests/kernel/test_storms.py",  # what it floods is lost for the agents of other tests, too
+    "tests/kernel/test_floods.py",
+    "tests/kernel/test_storms.py",  # what they flood is lost for the agents of other tests, too
     "tests/system/test_busy.py",
     "tests/system/test_frozen_disk.py",  # its sum is of the decisions of all programs
     "tests/system/test_full_disk.py",  # and so is its

@@ -59,6 +59,7 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
         parts=("limiter_decision.h", "limiter_stack.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
         maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret"),
+        counts=("limiter_shares",),
         setup=setup,
         settings=LimiterSettings,
     )

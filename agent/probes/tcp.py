@@ -333,7 +333,7 @@ PROBE = Probe(
         "TCP_RTT_GATE_SHIFT": _gate_shift(),
         "TCP_TICK_NS": tick_ns(),
         "TCP_WAITING_NS": WAITING_NS,
-        "TCP_SOCKETS": 32768,
+        "TCP_SOCKETS": 65536,
         "TCP_RTT_SOCKETS": 16384,
     },
 )

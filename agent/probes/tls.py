@@ -64,5 +64,6 @@ PROBE = Probe(
         Ring("tls_exits", "tls_exit_event", wire_records),  # rows with the process's open handshakes (openssl.py)
     ),
     maps=("tls_sites", "tls_layouts", "tls_opened"),
+    counts=("tls_shares",),
     setup=setup,
 )

@@ -429,12 +429,37 @@ SHARES = {
     "SYSCALLS_CPU": ("waits for a CPU of one user's processes", "syscalls_shares"),
     "SYSCALLS_HOLDERS": ("holders of file locks that one user's processes wait for", "syscalls_shares"),
     "TCP_ANSWERS": ("servers of one user in `service_answer`", "tcp_shares"),
+    "TCP_SERVED": ("processes and ports of one user in `service_latency`", "tcp_shares"),
+    "TCP_RTT": ("connections of one user in `tcp_rtt`", "tcp_shares"),
+    "TCP_CONNECT": ("connects of one user's processes", "tcp_shares"),
+    "TCP_CLOSE": ("ends of one user's connections; of connections within the host, both ends", "tcp_shares"),
+    "TCP_RESETS": ("resets of one user's connections", "tcp_shares"),
+    "TCP_RETRANSMITS": ("retransmits of one user's connections", "tcp_shares"),
+    "TLS": ("TLS handshakes of one user's processes", "tls_shares"),
+    "LIMITER": ("decisions in limiters of one user's processes", "limiter_shares"),
     "CLOCK": ("refused attempts of one user to set a clock", "clock_shares"),
+}
+#: Places of one user in the kernel programs' maps: the number, what has them, what is missing without one, the counter.
+PLACES = {
+    "TCP_SOCKETS": ("open TCP connections of one user", "their process and duration are unknown", "tcp_shares"),
+    "TCP_LISTENERS_MOST": (
+        "listening TCP ports of one user",
+        "connections have no process until it uses them",
+        "tcp_shares",
+    ),
+    "TLS_OPEN_MOST": ("TLS handshakes under way of one user", "not seen", "tls_shares"),
+    "TLS_THREADS_MOST": (
+        "threads in TLS handshakes, and processes with handshakes, of one user",
+        "handshakes of others are not seen",
+        "tls_shares",
+    ),
+    "LIMITER_PLACES_MOST": ("limiter decisions under way of one user", "not seen", "limiter_shares"),
 }
 
 
 def bounds() -> str:
-    from agent.common.fairness import UpperBound
+    from agent.common.fairness import PART, UpperBound
+    from agent.probes import discover
 
     found: list[UpperBound] = []
     for path in sorted(p for folder in ("agent", "exporters") for p in (ROOT / folder).rglob("*.py")):
@@ -445,6 +470,11 @@ def bounds() -> str:
         each_ns, most = (int(re.findall(rf"#define {stem}_{name} (\d+)", text)[0]) for name in ("EACH_NS", "MOST"))
         rate = f"{most} at once, {1e9 / each_ns:,.0f} per second; all users other than root together: twice that"
         found.append(UpperBound("rows", what, rate, "dropped", f"`loss` (`kernel`: `{lost}`)"))
+    defined = dict(re.findall(r"#define (\w+) (\d+)", text))
+    defined["TCP_SOCKETS"] = str(discover()["tcp"].options["TCP_SOCKETS"] // PART)
+    for name, (what, then, lost) in PLACES.items():
+        number = f"{int(defined[name]):,}; all users other than root together: twice that"
+        found.append(UpperBound("rows", what, number, then, f"`loss` (`kernel`: `{lost}`)"))
     named = dict(re.findall(r"#define (\w+_PAGES) (\d+)", text))
     pages = re.findall(r"BPF_RINGBUF_OUTPUT\(\w+, (\w+)\)", text)
     rings = [4 * int(named.get(one, one)) for one in pages if one in named or one.isdecimal()]

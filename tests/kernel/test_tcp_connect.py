@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_counted(attach: Attach) -> None:
 
 def test_closed_sockets_give_their_room_back(attach: Attach) -> None:
     """IPv4 and IPv6 sockets never share an address, so the second half cannot just overwrite the first."""
-    tcp = attach("tcp", options={"TCP_SOCKETS": 512})
+    tcp = attach("tcp", options={"TCP_SOCKETS": 1024})
     for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
         with socket.create_server((host, 0), family=family, backlog=256) as listener, contextlib.ExitStack() as stack:
             port = listener.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import LastRows
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
+from agent.probes import discover
 from agent.probes.syscalls import decode_cpu_waits
 from agent.resources import process_stat
 from agent.resources.cgroups import Mounts
@@ -164,17 +166,56 @@ def test_file_systems_that_are_no_longer_reported_are_forgotten() -> None:
     assert len(spaces._known) == 2  # another's, though it looks the same
 
 
-def test_the_shares_fit_into_their_rings() -> None:
-    """What all may tell at once, and in a quiet turn of the loop, 100 ms, overflows nothing."""
-    text = "".join((BPF_DIR / f).read_text() for f in ("process.bpf.c", "dns.bpf.c", "clock.bpf.c", "clock_call.h"))
+#: Of a ring that wakes the agent when a quarter of it was written; and of one that waits for the next turn.
+AWAKE_MS, QUIET_MS = 50, 100
+
+
+@pytest.mark.parametrize(
+    ("ring", "struct", "stem", "shares", "turn_ms"),
+    [
+        ("process_events", "process_event", "PROCESS", 4, QUIET_MS),
+        ("dns_events", "dns_event", "DNS", 4, QUIET_MS),
+        ("clock_refused", "clock_event", "CLOCK", 4, QUIET_MS),
+        # one more for sockets that are not known
+        ("tcp_connects", "tcp_connect_event", "TCP_CONNECT", 5, AWAKE_MS),
+        ("tcp_closes", "tcp_close_event", "TCP_CLOSE", 5, AWAKE_MS),
+        ("tcp_resets", "tcp_reset_event", "TCP_RESETS", 5, QUIET_MS),
+        ("tcp_retransmits", "tcp_retransmit_event", "TCP_RETRANSMITS", 5, QUIET_MS),
+        ("tls_events", "tls_event", "TLS", 4, AWAKE_MS),
+        ("limiter_decisions", "limiter_decision", "LIMITER", 4, AWAKE_MS),
+    ],
+)
+def test_the_shares_fit_into_their_rings(ring: str, struct: str, stem: str, shares: int, turn_ms: int) -> None:
+    """What all may report at once, and until the agent takes it, overflows nothing. Of the shares, root has two, and
+    all users but root together two.
+    """
+    files = [path for path in sorted(BPF_DIR.glob("*.[ch]")) if path.name != "tickscope.h"]
+    text = "".join(path.read_text() for path in files)
     words = {w[1]: w[2] for w in map(str.split, text.splitlines()) if len(w) > 2 and w[0] == "#define"}
-    wire = Wire.read(*(BPF_DIR / f for f in ("events.h", "process.bpf.c", "dns.bpf.c", "clock.bpf.c", "clock_call.h")))
-    for ring, struct, stem in (
-        ("process_events", "process_event", "PROCESS"),
-        ("dns_events", "dns_event", "DNS"),
-        ("clock_refused", "clock_event", "CLOCK"),
-    ):
-        pages = int(text.partition(f"BPF_RINGBUF_OUTPUT({ring}, ")[2].partition(")")[0])
-        each_ns, most = int(words[f"{stem}_EACH_NS"]), int(words[f"{stem}_MOST"])
-        reported = 2 * (2 * most + 2 * 100 * MS // each_ns)  # all users but root, and root
-        assert reported * (wire.dtype(struct).itemsize + 8) <= pages * 4096, ring
+    wire = Wire.read(BPF_DIR / "events.h", next(path for path in files if f"struct {struct} {{" in path.read_text()))
+    pages = text.partition(f"BPF_RINGBUF_OUTPUT({ring}, ")[2].partition(")")[0]
+    each_ns, most = int(words[f"{stem}_EACH_NS"]), int(words[f"{stem}_MOST"])
+    reported = shares * (most + turn_ms * MS // each_ns)
+    assert reported * (-(-wire.dtype(struct).itemsize // 8) * 8 + 8) <= int(words.get(pages, pages)) * 4096, ring
+
+
+def test_the_shares_fit_into_their_maps() -> None:
+    """Those of all users and of root. Of the maps that are emptied each second, what is added in one."""
+    text = "".join(path.read_text() for path in sorted(BPF_DIR.glob("*.[ch]")))
+    words = {w[1]: w[2].rstrip("ul") for w in map(str.split, text.splitlines()) if len(w) > 2 and w[0] == "#define"}
+    sizes = dict(re.findall(r"BPF_(?:F_)?TABLE\(\"\w+\", [^,]+, [^,]+, (\w+), (\w+)", text))
+    numbers = {name: int(value) for name, value in words.items() if value.isdecimal()} | discover()["tcp"].options
+    for table, most in {
+        "tcp_listeners": numbers["TCP_LISTENERS_MOST"],
+        "tcp_threads": numbers["TCP_THREADS_MOST"],
+        "tcp_rtt_a": numbers["TCP_RTT_MOST"] + 10**9 // numbers["TCP_RTT_EACH_NS"],
+        "tcp_served_a": numbers["TCP_SERVED_MOST"] + 10**9 // numbers["TCP_SERVED_EACH_NS"],
+        "tcp_answers_a": numbers["TCP_ANSWERS_MOST"] + 10**9 // numbers["TCP_ANSWERS_EACH_NS"],
+        "tls_opened": numbers["TLS_OPEN_MOST"],
+        "tls_done": numbers["TLS_OPEN_MOST"],
+        "tls_insides": numbers["TLS_THREADS_MOST"],
+        "tls_busy": numbers["TLS_THREADS_MOST"],
+        "limiter_deciding": numbers["LIMITER_PLACES_MOST"],
+        "limiter_waiting": numbers["LIMITER_PLACES_MOST"],
+    }.items():
+        assert 4 * most <= int(numbers.get(sizes[table], sizes[table])), table
