@@ -55,7 +55,7 @@ class TimerRule:
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
-_RABBIT = "RabbitMQ 3.10.8: x-message-ttl"
+_RABBIT, _CLASSIC = "RabbitMQ 3.10.8: x-message-ttl", "RabbitMQ 3.10.8 and 4.0.5: x-message-ttl"
 _REDIS = "Redis 7.0.15 and 8.0.2, Valkey 8.1.1: SET PX and PEXPIREAT"
 _MEASURED = ("7.0", "8.0", "valkey 8.1")
 _ETCD = "a lease with a key"
@@ -108,7 +108,7 @@ RULES = (
         _REDIS,
     ),
     *(
-        TimerRule("rabbitmq", kind, ("3.10",), "checked", forward, backward, _RABBIT, "classic queues")
+        TimerRule("rabbitmq", kind, ("3.10", "4.0"), "checked", forward, backward, _CLASSIC, "classic queues")
         for kind, forward, backward in (
             ("ttl", "the first expires when it was due, those behind it with it: early", "messages expire late"),
             ("eta", "the first leaves when it was due, those behind it with it: early", "messages leave late"),
