@@ -9,7 +9,7 @@ A command that the server's ACL refuses costs only what it would have reported; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
@@ -126,9 +126,11 @@ class RedisStreams(RedisServer):
         self._now_ns = self._turn = 0
         self._heads, self._streams_at_once, self._sample = _MAX_HEADS, MAX_STREAMS, SAMPLE
 
-    def choose(self, named: list[bytes]) -> None:
-        """Queries these streams from now on, beside those that match a pattern."""
+    def choose(self, named: list[bytes], expiring: Collection[str]) -> None:
+        """Queries these streams, and keys with an expiry, from now on, beside those that match a pattern."""
         self._named = named
+        if self._expiring is not None:
+            self._expiring.named = expiring
         self._gone.named = frozenset(named)
 
     def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
@@ -165,10 +167,12 @@ class RedisStreams(RedisServer):
         if self._tail is not None:
             self._ordered = self._tail.read(self._found, self.pipeline, now_ns)
             problems += self._tail.problems()
+            self._due = self._tail.ids.timers()
         if self._lists is not None:
             rows += self._lists.rows(self.pipeline, server_ms / 1000)
         if self._expiring is not None:
-            self._due = self._expiring.timers(self, now_ns)
+            self._due = [*(self._due or []), *self._expiring.timers(self, now_ns)]
+            self.moved |= self._shard and self._expiring.moved
         rows += self._limits()
         rows += [
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
