@@ -210,12 +210,14 @@ def test_a_stream_that_is_being_moved_to_another_server_is_unknown_meanwhile(clu
     queue.close()
 
 
-def begin_sentinel(directory: Path, primary: Redis) -> tuple[subprocess.Popen[bytes], int]:
-    """A Sentinel of the service shop, with a password, and its port."""
+def begin_sentinel(directory: Path, primary: Redis, timeout_ms: int = 5000) -> tuple[subprocess.Popen[bytes], int]:
+    """A Sentinel of the service shop, with a password, and its port. timeout_ms: as long it leaves a replica alone that
+    has its data by another address than the primary's.
+    """
     config = directory / "sentinel.conf"
     config.write_text(
         f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-        "requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+        f"requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop {timeout_ms}\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
