@@ -55,7 +55,8 @@ MOVED = "it is on another server of a Redis Cluster"
 class _Group:
     """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
     problem: why this poll has no answer. removed: entries that left the queue unread, by trimming or deletion, as far
-    as two polls show it; some of them may have been read. unread: those that were not, with certainty.
+    as two polls show it; some of them may have been read. unread: those that were not, with certainty. doubtful: how
+    many of those that left the queue were read is not known.
     """
 
     stream: Stream
@@ -73,7 +74,8 @@ class _Group:
     held: Held | None = None
     removed: int = 0
     unread: RemovedEntries = field(default_factory=RemovedEntries)
-    _exactly: tuple[int, int, int | None] | None = None  # lag, entries-added, entries-read
+    doubtful: bool = False
+    _exactly: tuple[int, int, int | None, int] | None = None  # lag, entries-added, entries-read, length
 
     def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
         self.stream, self.info, self.problem, self.refused = stream, info, "", False
@@ -88,11 +90,11 @@ class _Group:
     def count_removed(self) -> None:
         """After the lag was judged."""
         lag, added, read = self.lag.value, self.stream.added, self.info.get("entries-read")
-        before, self._exactly = self._exactly, None
+        before, self._exactly, self.doubtful = self._exactly, None, False
         self.unread.see(self.stream, self.info, self.delivered, None if self.lag.reason else lag)
         if lag is None or self.lag.reason or added is None:
             return
-        self._exactly = lag, added, read
+        self._exactly = lag, added, read, self.stream.length
         if before is None:
             return
         left = before[0] + added - before[1] - lag
@@ -100,6 +102,10 @@ class _Group:
             self.removed += max(0, left)
         elif read is not None and before[2] is not None and read >= before[2]:
             self.removed += max(0, left - (read - before[2]))
+        else:
+            ends = self.stream.max_deleted, self.stream.first
+            here = self.stream.first is None or any(at is not None and at > self.before for at in ends)
+            self.doubtful = here and self.stream.length < before[3] + added - before[1]
 
 
 class RedisStreams(RedisServer):
@@ -438,7 +444,7 @@ def _row(group: _Group, server_ms: int) -> Row:
         "idle_holders": None if group.held is None else group.held.names,
         "consumers": group.info["consumers"],
         "added": added,
-        "acked": None if read is None else read - count - group.removed,
+        "acked": None if read is None or group.doubtful else read - count - group.removed,
         "position": group.info["last-delivered-id"],
     }
 
