@@ -34,6 +34,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_tls_memory.py::test_an_event_loop": "asyncio*",
     "tests/servers/test_otlp_collector.py::test_counts_in_the_collectors_file": "gzip-*",
     "tests/servers/test_celery_settings.py::test_workers_without_remote_control_are_not_counted": None,
+    "tests/servers/test_kafka_cluster.py::test_a_queue_keeps_its_identity_and_its_lag_when_its_leader_is_killed": None,
     "tests/system/test_foreign_programs.py::test_runtimes_with_a_tls_of_their_own": "node-*",
     # one of several ways into the same state; the virtual machines' table has all calls that move a clock
     "tests/kernel/test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads": "adjtimex",

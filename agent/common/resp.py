@@ -107,8 +107,6 @@ class RedisUrl:
                 raise _BadReply("the certificate of the server is always verified: name its authorities, ssl_ca_certs=")
             if queues and kind == "cluster":
                 raise _BadReply("only streams of a cluster are watched")
-            if expiring and kind:
-                raise _BadReply("keys with an expiry are watched on servers that are named: no Sentinel, no Cluster")
             message = query.get("id", [""])[0], query.get("seq", [""])[0]
             if message[1] and not message[0]:
                 raise _BadReply("seq needs id: the field with the id of a message")

@@ -21,6 +21,7 @@ _TIMERS = {
     "dedup": ("deduplication key", ""),
     "ttl": ("key", " with an expiry"),
     "retention": ("record", " to be deleted"),
+    "id": ("sequence", " of ids"),
 }
 _NEAR = 64  # jumps of a series that are checked for a decision, so that it counts once
 

@@ -138,7 +138,9 @@ class KafkaConnection:
         }
 
     def offsets(self, keys: Iterable[Key], spec: str, committed: bool = False) -> dict[Key, int | Failure]:
-        """Offsets of partitions. spec: latest or earliest. committed: latest is the first open transaction, if any."""
+        """Offsets of partitions. spec: latest or earliest. committed: latest is the first open transaction, if any. A
+        broker may say -1 without an error while a leader is elected.
+        """
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -149,7 +151,11 @@ class KafkaConnection:
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout_s)
         return {
-            (partition.topic, partition.partition): found if isinstance(found, Failure) else found.offset
+            (partition.topic, partition.partition): found
+            if isinstance(found, Failure)
+            else found.offset
+            if found.offset >= 0
+            else Failure("no_answer", "Leader not available")
             for partition, found in _answers(asked, self._until_s()).items()
         }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.common.fairness import UpperBound
+from agent.queues.clock_ids import ClockIds
 from agent.queues.kafka_client import READING, Key
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
@@ -84,7 +85,7 @@ class RecordTail:
 
     def __init__(self, message: RecordField, number: RecordField | None) -> None:
         self._message, self._number = message, number
-        self._order = MessageOrder()
+        self._order, self.ids = MessageOrder(), ClockIds()
         self._consumer: Any = None
         self._assigned: frozenset[Key] = frozenset()
         self._next: dict[Key, int] = {}  # the offset to read next
@@ -176,13 +177,14 @@ class RecordTail:
         value, headers = message.value(), message.headers() or ()
         if message.offset() >= self._next[key]:
             self._next[key] = message.offset() + 1
-            self._add(key, self._message.of(value, headers), value, headers, now_ns)
+            number = self._number.of(value, headers) if self._number is not None else None
+            self._add(key, self._message.of(value, headers), number, message.timestamp()[1], now_ns)
         return len(value or b"") + len(message.key() or b"") + sum(len(text or b"") for _, text in headers)
 
-    def _add(self, key: Key, message: str | int | None, value: bytes | None, headers: Headers, now_ns: int) -> None:
+    def _add(self, key: Key, message: str | int | None, number: str | int | None, record_ms: int, now_ns: int) -> None:
         topic, partition = key
         if message is None:
             self._without[topic] += 1
             return
-        number = whole(self._number.of(value, headers)) if self._number is not None else None
-        self._order.add(MessageArrival(topic, None, partition, str(message), number, now_ns))
+        self.ids.see(topic.encode(), (number, message), record_ms)
+        self._order.add(MessageArrival(topic, None, partition, str(message), whole(number), now_ns))

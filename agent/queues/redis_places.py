@@ -7,17 +7,18 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from binascii import crc_hqx
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import hiredis
 
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.resp import RedisDown, RedisUrl, RespClient
+from agent.common.resp import EXPIRING, RedisDown, RedisUrl, RespClient
 from agent.queues.order import OrderedQueue
 from agent.queues.queue import Row
 from agent.queues.redis_scan import is_pattern
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue
 
 #: The place is asked for so often, and at once when a server does not answer, or is no primary.
 ASK_NS = 5_000_000_000
@@ -44,6 +45,8 @@ class OneServer(Protocol):
 
     def order(self) -> list[Row]: ...
 
+    def timers(self) -> ServerTimers | None: ...
+
     def close(self) -> None: ...
 
 
@@ -52,7 +55,7 @@ class Streams(OneServer, Protocol):
 
     moved: bool
 
-    def choose(self, named: list[bytes]) -> None: ...
+    def choose(self, named: list[bytes], expiring: Collection[str]) -> None: ...
 
 
 Open = Callable[..., Any]  #: (url, timeout_s, shard) -> Streams
@@ -103,7 +106,7 @@ class _Asking:
         self.places = [*(one for one in self.places if one != place), place]
 
 
-class _Places(OrderedQueue):
+class _Places(TimedQueue, OrderedQueue):
     """Polls the servers on which the data are now. ``_doubt``: they are to be found at the next poll. name: of the
     source; by default that of Redis Streams.
     """
@@ -177,6 +180,9 @@ class SentinelStreams(_Places):
         self._doubt = self._streams.role != "primary"
         return rows
 
+    def timers(self) -> ServerTimers | None:
+        return None if self._streams is None else self._streams.timers()
+
     def _servers(self) -> list[Any]:
         return [self._streams] if self._streams is not None else []
 
@@ -205,6 +211,7 @@ class ClusterStreams(_Places):
         super().__init__(url, opening, timeout_s)
         self._nodes = _Asking(url, timeout_s)
         self._named = [name for name in url.streams if not is_pattern(name)]
+        self._keys = [name for _, name in url.expiring if not is_pattern(name)]
         self._shards: dict[Ranges, tuple[tuple[str, int], Streams]] = {}
         self._missing = self._left_out = 0
 
@@ -219,6 +226,20 @@ class ClusterStreams(_Places):
         if self._left_out:
             rows.append({"reason": f"more than {MAX_SHARDS} primaries: {self._left_out} are not watched"})
         return rows
+
+    def timers(self) -> ServerTimers | None:
+        """Of the primaries that answered; for the others a row without a time. All versions are named."""
+        polled = [streams.timers() for _, streams in self._shards.values()]
+        found = [one for one in polled if one is not None]
+        if not found:
+            return None
+        due = [timer for one in found for timer in one.timers]
+        if len(found) < len(polled):
+            why = f"{len(polled) - len(found)} of {len(polled)} primaries did not answer"
+            due += [
+                QueueTimer(name.encode(), b"", EXPIRING[option], unknown=why) for option, name in self._url.expiring
+            ]
+        return ServerTimers(due, ", ".join(sorted({one.version for one in found})))
 
     def _servers(self) -> list[Any]:
         return [streams for _, streams in self._shards.values()]
@@ -242,7 +263,10 @@ class ClusterStreams(_Places):
                 if was[0] != place:
                     streams.close()
                     streams.use(self._url.at(*place))
-            streams.choose([name.encode() for name in self._named if _within(slot(name.encode()), ranges)])
+            named, keys = (
+                [name for name in some if _within(slot(name.encode()), ranges)] for some in (self._named, self._keys)
+            )
+            streams.choose([name.encode() for name in named], keys)
             self._shards[ranges] = place, streams
         for _, streams in before.values():
             streams.close()

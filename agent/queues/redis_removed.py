@@ -1,8 +1,10 @@
 """Entries of a Redis stream that were removed before a consumer group read them. Pure.
 
 They count when the group's position is before the first entry of the stream, or before the end of an empty one: what
-was between is gone, whoever reads meanwhile, since the stream was read before the group. How many there were follows
-from the server's counters. They are compared with the poll before, since they may be off by any number (redis_lag.py).
+was between is gone, whoever reads meanwhile, since the stream was read before the group. They also count when the group
+has not moved from one poll to the next but one: it read nothing, and may not have read and deleted entries while they
+were counted. How many there were follows from the server's counters. They are compared with a poll before, since they
+may be off by any number (redis_lag.py).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class RemovedEntries:
     def __init__(self) -> None:
         self.count: int | None = None
         self._before: _Seen | None = None
+        self._unmoved: _Seen | None = None  # a later poll at the same position, if the group stays there
 
     def see(self, stream: Stream, info: dict[str, Any], delivered: Id, lag: int | None) -> None:
         """A poll. info: the group's ``XINFO GROUPS``, asked after the stream. lag: None if it is not exact."""
@@ -51,8 +54,18 @@ class RemovedEntries:
             return  # the group is ahead of what is known of the stream
         now = _Seen(lag, added, read, delivered)
         self.count = self.count or 0
-        if passed_over and self._before is not None:
-            self.count = min(_MOST, self.count + max(0, self._before.missing(now)))
+        before, unmoved, self._unmoved = self._before, self._unmoved, None
+        if before is None or (delivered != before.delivered and not passed_over):
+            self._before = now
+        elif passed_over:
+            self._add(before, now)
+        else:
+            if unmoved is not None:
+                self._add(before, unmoved)
+            self._unmoved = now
+
+    def _add(self, before: _Seen, now: _Seen) -> None:
+        self.count = min(_MOST, (self.count or 0) + max(0, before.missing(now)))
         self._before = now
 
 

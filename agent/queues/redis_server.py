@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
@@ -55,7 +56,9 @@ class RedisServer(TimedQueue, OrderedQueue):
         if self._due is None:
             return None
         host = self._client.peer[0] if self._client.peer is not None else ""
-        return ServerTimers(self._due, self._server.version, elsewhere(host))
+        why = elsewhere(host)
+        due = [one if one.kind == "id" else replace(one, elsewhere=why) for one in self._due]
+        return ServerTimers(due, self._server.version)
 
     def use(self, url: RedisUrl) -> None:
         """Queries another server of the same data from now on, after a fail-over."""

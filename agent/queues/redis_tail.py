@@ -13,6 +13,7 @@ import hiredis
 
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
+from agent.queues.clock_ids import ClockIds
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
 from agent.queues.queue import Row
@@ -65,7 +66,7 @@ class Tail:
 
     def __init__(self, message: EntryField, number: EntryField | None) -> None:
         self._message, self._number = message, number
-        self._order = MessageOrder()
+        self._order, self.ids = MessageOrder(), ClockIds()
         self._read: dict[bytes, tuple[Id, int]] = {}  # the last id that was read, and how many were added until then
         self._at_once, self._polled_ns = _AT_ONCE, 0
         self._without: Counter[bytes] = Counter()  # entries without an id in the last poll, by stream
@@ -129,10 +130,11 @@ class Tail:
         return None if isinstance(reply, hiredis.ReplyError) else reply
 
     def _take(self, stream: bytes, entries: list[Any], now_ns: int) -> None:
-        for _, entry in entries:
+        for at, entry in entries:
             message = self._message.of(entry)
             if message is None:
                 self._without[stream] += 1
                 continue
-            number = whole(self._number.of(entry)) if self._number is not None else None
-            self._order.add(MessageArrival(stream, None, None, str(message), number, now_ns))
+            number = self._number.of(entry) if self._number is not None else None
+            self.ids.see(stream, (number, message), entry_id(at)[0])
+            self._order.add(MessageArrival(stream, None, None, str(message), whole(number), now_ns))

@@ -33,7 +33,9 @@ _CHANGES = TABLES["clock_change"]
 _KINDS = [_CHANGES.code("kind", kind) for kind in ("step", "leap")]
 _WALL, _MONOTONIC, _BOTH, _CHECKED = (TABLE.code("clock", one) for one in ("wall", "monotonic", "both", "checked"))
 _CONSEQUENCE_BYTES = TABLE.dtype["consequence"].itemsize
-_REDELIVERY = TABLE.code("kind", "redelivery")
+_REDELIVERY, _ID = (TABLE.code("kind", one) for one in ("redelivery", "id"))
+#: A producer whose last id is not older may have made others since the last poll, until the jump.
+_RECENT_NS = 10_000_000_000
 #: States that are kept of a server: several may be of after the jump if the agent's loop stood still. Equal ones share
 #: their rows.
 _KEPT = 8
@@ -47,7 +49,7 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     real_boot_ns: REALTIME - BOOTTIME before it.
 
     A timer that had fired by then has no row, but what was due and had not been delivered again or checked yet waits
-    again after a jump back.
+    again after a jump back. Ids that are made of the clock are due when the clock has reached the highest one.
     """
     out = rows[rows["timers"] != 0].copy()
     out["t_ns"] = out["jump_t_ns"] = t_ns
@@ -55,6 +57,8 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     wall, both, checked = (out["clock"] == clock for clock in (_WALL, _BOTH, _CHECKED))
     moved = (wall | both | checked) & (out["due_wall_ns"] != NULL_I64)
     by_wall, by_monotonic = out["due_wall_ns"] - real_boot_ns, out["was_due_ns"]  # the latter null: before any time
+    ids = moved & (out["kind"] == _ID)
+    by_wall = np.where(ids & (by_wall > t_ns - _RECENT_NS), np.maximum(by_wall, t_ns), by_wall)
     later = np.where(both, by_monotonic, NULL_I64)
     was = np.where(moved, np.maximum(by_wall, later), by_monotonic)
     due = np.where(moved, np.maximum(np.maximum(by_wall - size_ns, t_ns), later), by_monotonic)
@@ -66,7 +70,7 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     out["moved_ns"] = np.where(known, due - was, NULL_I64)
     out["immune"] = np.where(immune, 1, np.where((out["clock"] == -1) | (both & ~moved), -1, 0))
     _add_consequences(out, size_ns > 0)
-    again = moved & ((out["kind"] == _REDELIVERY) | checked) & (due > t_ns)
+    again = moved & ((out["kind"] == _REDELIVERY) | checked | ids) & (due > t_ns)
     left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]
     return left
 

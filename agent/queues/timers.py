@@ -60,7 +60,14 @@ _REDIS = "Redis 7.0.15 and 8.0.2, Valkey 8.1.1: SET PX and PEXPIREAT"
 _MEASURED = ("7.0", "8.0", "valkey 8.1")
 _ETCD = "a lease with a key"
 _NATS, _NATS_MEASURED = ("2.9", "2.10"), "NATS 2.9.10 and 2.10.27"
+#: Of ids, whatever the server: their producers make them.
+_IDS = (
+    "no id comes twice, and none is below an older one",
+    "until then, new ids of this host sort before older ones (Snowflake: may repeat), if a process forgets its last",
+    "uuid6 2025.0.1, uuid-utils 1.2.0 and a Snowflake worker, with a clock that went back",
+)
 RULES = (
+    *(TimerRule(system, "id", (), "wall", *_IDS) for system in ("redis", "kafka")),
     TimerRule(
         "celery",
         "redelivery",

@@ -116,9 +116,13 @@ DECLARED = (
             "object",
             64,
             "the message (Celery: its delivery tag), key, lease (etcd: its id and a key) or consumer; Kafka: group,"
-            " partition and whose time the records have; empty: several",
+            " partition and whose time the records have; of ids: UUIDv7 or Snowflake; empty: several",
         ),
-        enum("kind", "redelivery lease lock ttl dedup retention eta", "what happens when the timer fires"),
+        enum(
+            "kind",
+            "redelivery lease lock ttl dedup retention eta id",
+            "what happens when the timer fires; id: new ids are above all older ones",
+        ),
         i64("timers", "timers in this row; was_due_ns, is_due_ns and due_wall_ns are then those of the first"),
         enum(
             "clock",

@@ -1,4 +1,4 @@
-"""A real Kafka (one KRaft node, broker and controller) with three listeners: plain, SASL and TLS."""
+"""A real Kafka (KRaft nodes, each broker and controller) with three listeners: plain, SASL and TLS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,29 +46,40 @@ def free_ports(n: int) -> list[int]:
 
 
 class Kafka:
-    """plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed. settings: more of
-    server.properties.
+    """One node. plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed. controllers:
+    ports of all nodes, of which this is the one with the number ``node``; without them it is alone, and is started.
+    settings: more of server.properties.
     """
 
-    def __init__(self, libraries: Path, directory: Path, **settings: object) -> None:
-        self.libraries, self.directory = libraries, directory
-        self.plain, self.sasl, self.tls, self.controller = free_ports(4)
+    def __init__(
+        self, libraries: Path, directory: Path, node: int = 1, controllers: Sequence[int] = (), **settings: object
+    ) -> None:
+        self.libraries, self.directory, self.node = libraries, directory, node
+        self.plain, self.sasl, self.tls = free_ports(3)
+        self.controllers = controllers or free_ports(1)
         self.ca, self.other_ca = directory / "ca.pem", directory / "other.pem"
         self._certificates()
         (directory / "server.properties").write_text(
             "\n".join(f"{k}={v}" for k, v in (self._properties() | settings).items())
         )
         self._run("kafka.tools.StorageTool", "format", "-t", "3Db5QLSqSZieL3rJBUUegA", "-c", "server.properties")
-        self.start()
+        if not controllers:
+            self.start()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.plain}"
 
     def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
         with (self.directory / "log").open("ab") as log:
             command = [*_JAVA, "-cp", f"{self.libraries}/*", "kafka.Kafka", "server.properties"]
             self.process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
+
+    def wait(self) -> None:
         until = time.monotonic() + 60 * PATIENCE
         while not self._answers():
             assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
@@ -118,14 +129,15 @@ class Kafka:
         (self.directory / "keystore.pem").write_text(both)
 
     def _properties(self) -> dict[str, object]:
+        controller = f"CONTROLLER://127.0.0.1:{self.controllers[self.node - 1]}"
         listeners = {"PLAIN": self.plain, "SASL": self.sasl, "TLS": self.tls}
         advertised = ",".join(f"{name}://127.0.0.1:{port}" for name, port in listeners.items())
         users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items())
         return {
             "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{self.controller}",
-            "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self.controller}",
+            "node.id": self.node,
+            "controller.quorum.voters": ",".join(f"{i}@127.0.0.1:{at}" for i, at in enumerate(self.controllers, 1)),
+            "listeners": f"{advertised},{controller}",
             "advertised.listeners": advertised,
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAIN",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import isnan
@@ -11,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from agent.batch import Batch
+from agent.common.clocks import boot_ns
 from agent.common.resp import RedisUrl
+from agent.correlate.correlator import Correlator
+from agent.queues import redis_places
 from agent.queues.brokers.celery import BROKER, CeleryQueues, CeleryServer
 from agent.queues.judged import Judged
 from agent.queues.queue import Queue
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_celery import redis, row, state, unacked, watch, worker
 from tests.servers.test_redis_failover import Pair, row_of
+from tests.servers.test_redis_places import begin_sentinel, cli, until
 from tests.servers.test_redis_streams import Redis, poll
+from tests.unit.correlate_scenarios import latest
 
 __all__ = ["redis", "worker"]
 
@@ -97,6 +104,86 @@ def test_tasks_that_a_promoted_replica_had_not_received_are_missed(pair: Pair, b
         assert lost_bytes(pair, had) - 200 < int(claimed.replace(b",", b"")) <= lost_bytes(pair, had)
         assert more == b", with at least 34 messages"
         assert row_of(watched.poll(), b"")["status"] == b"rewound"  # for a minute
+
+
+@pytest.fixture
+def sentinel(pair: Pair, tmp_path: Path) -> Iterator[int]:
+    """Its port."""
+    (tmp_path / "s").mkdir()
+    process, port = begin_sentinel(tmp_path / "s", pair.primary, 300_000)
+    until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
+    yield port
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "nothing lost"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "ordered"])
+def test_what_is_lost_when_sentinel_fails_over(
+    pair: Pair, sentinel: int, how: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the servers to the finding. ordered: the former primary is well, and becomes a replica of the new one."""
+    monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
+    app, correlator, found = application(pair.primary.url), Correlator(), list[Any]()
+    serving, had = True, 0
+    (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{sentinel}/shop/0?sentinel_password=s3cr3t"])
+
+    def polled() -> Any:
+        nonlocal had
+        rows = poll(queue)
+        correlator.feed(Batch("queue_lag", rows))
+        if serving and (info := pair.info(pair.primary))["role"] == "master":
+            had = int(info["master_repl_offset"])  # heartbeats and the like are lost, too
+        found.extend(correlator.advance(boot_ns()))
+        return rows
+
+    with closing(queue):
+        for _ in range(5):
+            app.send_task("early", (0,))
+        pair.caught_up()
+        wait(lambda: set(polled()["status"].tolist()) == {b"ok"})
+        if lost:
+            pair.link.cut()
+        for _ in range(23):
+            app.send_task("early", (0,))
+        assert row_of(polled(), b"celery")["lag_messages"] == 28
+        if not lost:
+            pair.caught_up()
+        serving = how == "ordered"
+        if how == "killed":
+            pair.primary.stop()
+        elif how == "stopped":
+            pair.primary.process.send_signal(signal.SIGSTOP)
+        else:
+            cli(sentinel, "-a", "s3cr3t", "sentinel", "failover", "shop")
+        new = pair.replica.port.to_bytes(2, "little")
+        rows = wait(
+            lambda: (
+                [*rows]
+                if (rows := polled())["peer"][0].tobytes()[16:] == new and b"down" not in rows["status"].tolist()
+                else []
+            )
+        )
+        for _ in range(3):  # it stays so
+            rows = [*polled()]
+        its = row_of(rows, b"celery")
+        found.extend(correlator.advance(boot_ns() + 5 * 10**9))
+        losses = [one for one in latest(found) if one["symptom"] == "entries_lost"]
+        if not lost:
+            assert [(one["destination"], one["status"], one["lag_messages"]) for one in rows] == [
+                (b"celery", b"ok", 28)
+            ]
+            assert losses == []
+            return
+        assert (its["status"], its["lag_messages"]) == (b"rewound", 5)
+        assert its["reason"] == b"fail-over: at least 23 messages are gone"
+        claimed, more = BYTES.fullmatch(row_of(rows, b"")["reason"]).groups()  # type: ignore[union-attr]
+        truth = lost_bytes(pair, had)
+        assert truth - 200 < int(claimed.replace(b",", b"")) <= truth
+        assert more == b", with at least 23 messages"
+        (loss,) = losses
+        assert loss["cause"] == "failover", loss["sentence"]
+        assert f"at least {claimed.decode()} bytes" in loss["sentence"]
 
 
 def test_a_fail_over_under_load_claims_no_more_than_was_lost(pair: Pair, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from agent.queues.packing import pack
 from agent.tables import TABLES
 from tests.patience import PATIENCE
 from tests.servers.kafka_server import USERS, Kafka, fetched
+from tests.servers.test_redis_order import uuid7
 from tests.unit.test_message_order import shuffled
 
 TABLE = TABLES["message_order"]
@@ -172,4 +173,17 @@ def test_what_cannot_be_read_is_a_reason(kafka: Kafka, tmp_path: Path) -> None:
     polled = Polled(given)
     polled.until(lambda: any("3 new records have no order/1/id" in str(row.get("reason")) for row in polled.lag))
     assert polled.sums() == [0, 0, 0]
+    polled.queue.close()
+
+
+def test_the_highest_id_of_a_topic_is_a_timer(kafka: Kafka) -> None:
+    now_ms = time.time_ns() // 10**6
+    create(kafka, "uuids", 2)
+    produce(kafka, "uuids", range(7), 1, lambda n: {"value": json.dumps({"id": uuid7(now_ms - 1000 * (n % 5))})})
+    polled = Polled(f"kafka://{kafka.address}?topics=uuids&id=id&seq=id")
+    polled.until(lambda: polled.sums("messages") == [7])
+    assert polled.sums("duplicates", "out_of_order") == [0, 5]
+    (ids,) = [one for one in polled.queue.timers() if one.get("kind") == "id"]  # type: ignore[attr-defined]
+    assert (ids["destination"], ids["object"], ids["clock"]) == (b"uuids", b"UUIDv7", "wall")
+    assert ids["due_wall_ns"] == now_ms * 10**6
     polled.queue.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +22,11 @@ from tests.servers.test_redis_streams import Redis
 from tests.unit.test_message_order import shuffled
 
 TABLE = TABLES["message_order"]
+
+
+def uuid7(ms: int) -> str:
+    """As of RFC 9562, section 5.7."""
+    return str(uuid.UUID(int=ms << 80 | 7 << 76 | 0b10 << 62 | secrets.randbits(12) << 64 | secrets.randbits(62)))
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,22 @@ def test_23_duplicates_and_7_swaps_among_10_007_entries(redis: Redis) -> None:
     assert all(name.startswith(b"o") for name in twice["duplicate_id"].tolist())
     polled.poll(2)
     assert polled.sums() == [10_007, 23, 7]
+    polled.queue.close()
+
+
+@pytest.mark.parametrize("back_ms", [7_200_000, 300])
+def test_uuids_of_version_7_after_a_step_back(redis: Redis, back_ms: int) -> None:
+    """One each ms, of a process that begins anew after the step, so that it does not remember the last one."""
+    stream, now_ms = f"uuids{back_ms}", 1_800_000_000_000
+    polled = Polled(redis, f"streams={stream}&id=id&seq=id")
+    times = [*range(now_ms, now_ms + 1000), *range(now_ms + 1000 - back_ms, now_ms + 1700 - back_ms)]
+    client = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
+    for at in range(0, len(times), 850):
+        client.pipeline([("XADD", stream, "*", "id", uuid7(ms)) for ms in times[at : at + 850]])
+        polled.poll()
+    client.close()
+    assert polled.sums() == [1700, 0, min(700, back_ms - 1)]  # one of the same ms is none
+    assert polled.rows["behind"].max() == back_ms - 1
     polled.queue.close()
 
 

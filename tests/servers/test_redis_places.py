@@ -137,6 +137,53 @@ def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[
     queue.close()
 
 
+def due(queue: Any) -> dict[bytes, int | None]:
+    """When each key expires, ms since 1970, as the agent has it after a poll; None: not known, or not this host's."""
+    queue.poll()
+    found = [one for one in queue.timers() if one["timers"]]
+    at_ns = {one["object"]: one["due_wall_ns"] if one["clock"] == "wall" else None for one in found}
+    return {key: None if at is None else at // 10**6 for key, at in at_ns.items()}
+
+
+def test_keys_with_an_expiry_of_a_cluster_are_those_of_all_its_primaries(cluster: list[Redis]) -> None:
+    port = cluster[0].port
+    keys = [*(f"lock:{i}" for i in range(23)), "leader"]
+    for i, key in enumerate(keys):
+        cli(port, "-c", "SET", key, "x", "PX", str(3_600_000 + i))
+    for i in range(7):
+        cli(port, "-c", "SET", f"lock:for ever{i}", "x")
+    truth: dict[bytes, int | None] = {key.encode(): int(cli(port, "-c", "PEXPIRETIME", key)) for key in keys}
+    (queue,) = BROKER.sources(
+        [f"redis+cluster://127.0.0.1:{cluster[3].port},127.0.0.1:{port}?locks=lock:*&leases=leader"]
+    )
+    assert due(queue) == truth
+    killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
+    until(lambda: _replicated(killed))
+    its = {key.encode() for key in keys if "MOVED" not in cli(killed.port, "PEXPIRETIME", key)}
+    killed.stop()
+    down = due(queue)
+    assert down.pop(b"") is None  # those of the killed one
+    assert down == {key: at for key, at in truth.items() if key not in its}
+    until(lambda: due(queue) == truth)
+    # A key on its way: neither primary has a time for it.
+    key = keys[5]
+    found = [line.split() for line in cli(cluster[5].port, "CLUSTER", "NODES").splitlines()]
+    primaries = [int(one[1].split("@")[0].split(":")[1]) for one in found if one[2] in ("master", "myself,master")]
+    here = next(one for one in primaries if "MOVED" not in cli(one, "PEXPIRETIME", key))
+    there = next(one for one in primaries if one != here)
+    ids = {one: cli(one, "CLUSTER", "MYID").strip() for one in (here, there)}
+    number = str(slot(key.encode()))
+    cli(there, "CLUSTER", "SETSLOT", number, "IMPORTING", ids[here])
+    cli(here, "CLUSTER", "SETSLOT", number, "MIGRATING", ids[there])
+    cli(here, "MIGRATE", "127.0.0.1", str(there), key, "0", "5000")
+    assert due(queue) == {**{one: at for one, at in truth.items() if one != key.encode()}, b"": None}
+    for one in primaries:
+        cli(one, "CLUSTER", "SETSLOT", number, "NODE", ids[there])
+    truth[key.encode()] = int(cli(there, "PEXPIRETIME", key))  # MIGRATE sends how long it has left
+    until(lambda: due(queue) == truth)
+    queue.close()
+
+
 def test_a_server_of_a_cluster_that_is_queried_alone_names_the_setting(cluster: list[Redis]) -> None:
     port = cluster[0].port
     foreign = next(name for name in NAMES if "MOVED" in cli(port, "XLEN", name))
@@ -163,12 +210,14 @@ def test_a_stream_that_is_being_moved_to_another_server_is_unknown_meanwhile(clu
     queue.close()
 
 
-def begin_sentinel(directory: Path, primary: Redis) -> tuple[subprocess.Popen[bytes], int]:
-    """A Sentinel of the service shop, with a password, and its port."""
+def begin_sentinel(directory: Path, primary: Redis, timeout_ms: int = 5000) -> tuple[subprocess.Popen[bytes], int]:
+    """A Sentinel of the service shop, with a password, and its port. timeout_ms: as long it leaves a replica alone that
+    has its data by another address than the primary's.
+    """
     config = directory / "sentinel.conf"
     config.write_text(
         f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-        "requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+        f"requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop {timeout_ms}\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -188,19 +237,26 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         replica.do("REPLICAOF", "127.0.0.1", primary.port)
         fill(primary, 41, stream="jobs")
         primary.do("XGROUP", "CREATE", "jobs", "g", "7-0")
+        for i in range(7):
+            primary.do("SET", f"lock:{i}", "x", "PX", 3_600_000 + i)
+        truth: Any = {f"lock:{i}".encode(): primary.do("PEXPIRETIME", f"lock:{i}") for i in range(7)}
         received = "slave_read_repl_offset"  # of a replica; until then a killed primary takes entries with it
         until(lambda: 0 < offset(primary, "master_repl_offset") <= offset(replica, received))
         sentinel, port = begin_sentinel(tmp_path / "s", primary)
-        (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"])
+        where = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"
+        (queue,) = BROKER.sources([f"{where}&locks=lock:*&streams=jobs"])
         rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
         name = b"shop@127.0.0.1:1"
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
+        assert due(queue) == truth
         until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
         primary.stop()
         assert of_groups(poll(queue)) == {b"jobs": (name, -(2**63), b"down")}
+        assert queue.timers() == []  # those of before stay
         rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert rows["peer"][0].tobytes()[16:] == replica.port.to_bytes(2, "little")
+        assert due(queue) == truth
         (unknown,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{port}/stock?sentinel_password=s3cr3t"])
         (row,) = poll(unknown)
         assert (row["status"], row["destination"]) == (b"down", b"")

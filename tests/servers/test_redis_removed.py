@@ -109,6 +109,38 @@ def test_entries_that_are_trimmed_by_writers_before_they_are_read_are_counted(
         assert counted(queue, 13)["removed"] == first - 1 - 3 + 7
 
 
+def test_entries_that_are_deleted_in_the_middle_of_what_waits(redis: Redis) -> None:
+    """A group that stands still has lost them; of one that reads, no rate counts them as read."""
+    redis.add("s", 1009)
+    ids: Any = [entry[0] for entry in redis.do("XRANGE", "s", "-", "+")]  # type: ignore[attr-defined]
+    for group in ("g", "idle"):
+        redis.do("XGROUP", "CREATE", "s", group, "0")
+    reads(redis, 3)
+    (queue,) = BROKER.sources([redis.url])
+    with closing(queue):
+        assert counted(queue, 1009, b"idle")["removed"] == 0
+        counted(queue, 1006)
+        redis.do("XDEL", "s", *ids[500:523])
+        for group, lag in ((b"idle", 986), (b"g", 983)):
+            counted(queue, lag, group)
+            wait(lambda group=group: of(queue, group)["removed"] == 23)
+        redis.do("XDEL", "s", *ids[700:707], *ids[:2])  # the first two are read by g
+        for group, lag, gone in ((b"idle", 977, 32), (b"g", 976, 30)):
+            counted(queue, lag, group)
+            wait(lambda group=group, gone=gone: of(queue, group)["removed"] == gone)
+        left = 976
+        for i in range(11):  # it reads on, and what waits is deleted between two polls
+            before = of(queue)
+            reads(redis, 7)
+            redis.do("XDEL", "s", *ids[900 + 3 * i : 903 + 3 * i])
+            now, left = of(queue), left - 10
+            took = now["out_per_s"] * (now["t_ns"] - before["t_ns"]) / 1e9
+            assert not took > 7.001, i
+            counted(queue, left)
+        assert of(queue)["removed"] <= 30 + 33
+        wait(lambda: of(queue, b"idle")["removed"] == 32 + 33)
+
+
 @pytest.mark.parametrize("keeps_up", [False, True])
 def test_a_stopped_group_behind_a_limit_is_a_finding_and_one_that_keeps_up_is_none(
     redis: Redis, keeps_up: bool
@@ -191,6 +223,38 @@ def test_a_busy_stream_with_a_limit_loses_nothing_while_its_group_keeps_up(redis
         removed = [of(queue)["removed"] for _ in range(300)]
         ends.set()
         busy.join()
+    assert set(removed) <= {0, -(2**63)}
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.003, 0.02])
+def test_a_group_that_deletes_what_it_has_read_loses_nothing(redis: Redis, pause_s: float) -> None:
+    """Its position is one of which the server has no counter, so that the entries are counted."""
+    redis.add("s", 101)
+    middle: Any = [entry[0] for entry in redis.do("XRANGE", "s", "-", "+")][50]  # type: ignore[attr-defined]
+    redis.do("XGROUP", "CREATE", "s", "g", middle.decode())
+    ends = threading.Event()
+
+    def runs() -> None:
+        with closing(RespClient(RedisUrl.parse(redis.url), timeout_s=20)) as client:
+            while not ends.is_set():
+                client.pipeline([("XADD", "s", "*", "n", n) for n in range(7)])
+                ((((_, entries),),)) = client.pipeline(
+                    [("XREADGROUP", "GROUP", "g", "c", "NOACK", "COUNT", 7, "STREAMS", "s", ">")]
+                )
+                client.pipeline([("XDEL", "s", *[entry[0] for entry in entries])])
+                time.sleep(pause_s)
+
+    (queue,) = BROKER.sources([redis.url])
+    busy = threading.Thread(target=runs)
+    with closing(queue):
+        assert counted(queue, 50)["removed"] == 0
+        busy.start()
+        try:
+            removed = [of(queue)["removed"] for _ in range(500)]
+        finally:
+            ends.set()
+            busy.join()
+        assert counted(queue, 50)["removed"] == 0
     assert set(removed) <= {0, -(2**63)}
 
 

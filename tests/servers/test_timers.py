@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from agent.clock import sample
+from agent.common.resp import RedisUrl, RespClient
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.timer_effect import Timers, effects, plain
 from agent.service.control import Control
 from tests.commands import tickscope
+from tests.patience import PATIENCE
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.etcd import Etcd
 from tests.servers.nats import SECOND, Nats
+from tests.servers.test_redis_order import uuid7
 from tests.servers.test_redis_streams import Redis
 
 VISIBILITY_S, LATER_S = 600, 3600
@@ -121,6 +124,59 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     assert (done.returncode, done.stdout) == (3, b""), done
     assert tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path / "no")).returncode == 4
     assert tickscope("clock", "what-if", "soon").returncode == 2
+
+
+@pytest.mark.parametrize("form", ["UUIDv7", "Snowflake"])
+def test_ids_that_a_step_back_would_repeat(ends: ExitStack, tmp_path: Path, form: str) -> None:
+    """A producer makes an id each 5 ms; another stopped an hour ago, and a third one counts. What sorts before the
+    highest id until which time is compared with ids of a clock that is behind by so much.
+    """
+    redis = Redis(tmp_path)
+    ends.callback(redis.stop)
+
+    def made(ms: int) -> str:
+        return uuid7(ms) if form == "UUIDv7" else str(ms - 1_288_834_974_657 << 22 | 5 << 12)
+
+    over, highest = threading.Event(), 0
+
+    def produce() -> None:
+        nonlocal highest
+        client = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
+        while not over.wait(0.005):
+            highest = time.time_ns() // 10**6
+            client.pipeline([("XADD", "orders", "*", "id", made(highest)), ("XADD", "counted", "*", "id", highest)])
+        client.close()
+
+    hour_ago = time.time_ns() // 10**6 - 3_600_000
+    for i in range(5):
+        redis.do("XADD", "old", f"{hour_ago + i}-0", "id", made(hour_ago + i))
+    thread = threading.Thread(target=produce)
+    thread.start()
+    ends.callback(thread.join)
+    ends.callback(over.set)
+    looked = Looked({"redis": f"{redis.url}?streams=orders,old,counted&id=id"}, ends)
+    wait(lambda: len(looked.rows()) == 2)
+    for size_ms in (-7_200_000, -500, 7_200_000):
+        now = sample.read()
+        looked.rows()
+        rows = [
+            plain(one) for one in effects(looked.timers.latest(now.t_ns), now.t_ns, size_ms * 10**6, now.real_boot_ns)
+        ]
+        ids = {one["destination"]: one for one in rows}
+        assert ids.keys() == {-7_200_000: {"orders", "old"}, -500: {"orders"}, 7_200_000: set()}[size_ms]
+        assert all(
+            one["object"] == form and one["kind"] == "id" and "sort before older" in one["consequence"] for one in rows
+        )
+        for one in rows:
+            assert (one["clock"], one["moved_ns"], one["immune"]) == ("wall", -size_ms * 10**6, False)
+        if "old" in ids:
+            assert ids["old"]["due_wall_ns"] // 10**6 == hour_ago + 4
+            assert ids["old"]["is_due_ns"] == (hour_ago + 4 + 7_200_000) * 10**6 - now.real_boot_ns
+        if "orders" in ids:
+            assert ids["orders"]["was_due_ns"] == now.t_ns
+            # A clock that is behind by so much reaches the highest id of before the jump at that time.
+            its_ms = (ids["orders"]["is_due_ns"] + now.real_boot_ns) // 10**6 + size_ms
+            assert abs(its_ms - highest) < 1000 * PATIENCE
 
 
 def test_a_jump_and_the_timers_of_etcd_and_nats(ends: ExitStack, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
 
     def timers(self) -> ServerTimers | None:
-        """When unread records may be deleted for their age. No broker reports its version."""
+        """When unread records may be deleted for their age, and the highest ids. No broker reports its version."""
         return None if self._timers is None else ServerTimers(self._timers)
 
     def order(self) -> list[Row]:
@@ -299,7 +299,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         now_ns = boot_ns()  # a slow broker takes seconds for its answers
         known, self._known = self._known, {}
         gone = self._see_gone(connection, committed, offsets, now_ns)
-        self._timers = [*self._retentions(wanted, committed, offsets)]
+        timers = [*self._retentions(wanted, committed, offsets)]
         rows = [
             *self._partitions(wanted, committed, offsets, now_ns),
             *self._order(offsets, now_ns),
@@ -307,6 +307,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             *self._others(names, committed, known, {row["consumer_group"] for row in gone}),
             *({"reason": why} for why in self._left_out),
         ]
+        self._timers = [*timers, *(self._tail.ids.timers() if self._tail is not None else ())]
         return rows or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
 
     def _names(self, connection: KafkaConnection) -> list[str]:

@@ -9,7 +9,7 @@ A command that the server's ACL refuses costs only what it would have reported; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
@@ -56,7 +56,8 @@ MOVED = "it is on another server of a Redis Cluster"
 class _Group:
     """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
     problem: why this poll has no answer. removed: entries that left the queue unread, by trimming or deletion, as far
-    as two polls show it; some of them may have been read. unread: those that were not, with certainty.
+    as two polls show it; some of them may have been read. unread: those that were not, with certainty. doubtful: how
+    many of those that left the queue were read is not known.
     """
 
     stream: Stream
@@ -74,7 +75,8 @@ class _Group:
     held: Held | None = None
     removed: int = 0
     unread: RemovedEntries = field(default_factory=RemovedEntries)
-    _exactly: tuple[int, int, int | None] | None = None  # lag, entries-added, entries-read
+    doubtful: bool = False
+    _exactly: tuple[int, int, int | None, int] | None = None  # lag, entries-added, entries-read, length
 
     def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
         self.stream, self.info, self.problem, self.refused = stream, info, "", False
@@ -89,11 +91,11 @@ class _Group:
     def count_removed(self) -> None:
         """After the lag was judged."""
         lag, added, read = self.lag.value, self.stream.added, self.info.get("entries-read")
-        before, self._exactly = self._exactly, None
+        before, self._exactly, self.doubtful = self._exactly, None, False
         self.unread.see(self.stream, self.info, self.delivered, None if self.lag.reason else lag)
         if lag is None or self.lag.reason or added is None:
             return
-        self._exactly = lag, added, read
+        self._exactly = lag, added, read, self.stream.length
         if before is None:
             return
         left = before[0] + added - before[1] - lag
@@ -101,6 +103,10 @@ class _Group:
             self.removed += max(0, left)
         elif read is not None and before[2] is not None and read >= before[2]:
             self.removed += max(0, left - (read - before[2]))
+        else:
+            ends = self.stream.max_deleted, self.stream.first
+            here = self.stream.first is None or any(at is not None and at > self.before for at in ends)
+            self.doubtful = here and self.stream.length < before[3] + added - before[1]
 
 
 class RedisStreams(RedisServer):
@@ -127,9 +133,11 @@ class RedisStreams(RedisServer):
         self._now_ns = self._turn = 0
         self._heads, self._streams_at_once, self._sample = _MAX_HEADS, MAX_STREAMS, SAMPLE
 
-    def choose(self, named: list[bytes]) -> None:
-        """Queries these streams from now on, beside those that match a pattern."""
+    def choose(self, named: list[bytes], expiring: Collection[str]) -> None:
+        """Queries these streams, and keys with an expiry, from now on, beside those that match a pattern."""
         self._named = named
+        if self._expiring is not None:
+            self._expiring.named = expiring
         self._gone.named = frozenset(named)
 
     def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
@@ -166,10 +174,12 @@ class RedisStreams(RedisServer):
         if self._tail is not None:
             self._ordered = self._tail.read(self._found, self.pipeline, now_ns)
             problems += self._tail.problems()
+            self._due = self._tail.ids.timers()
         if self._lists is not None:
             rows += self._lists.rows(self.pipeline, server_ms / 1000)
         if self._expiring is not None:
-            self._due = self._expiring.timers(self, now_ns)
+            self._due = [*(self._due or []), *self._expiring.timers(self, now_ns)]
+            self.moved |= self._shard and self._expiring.moved
         rows += self._limits()
         rows += [
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
@@ -435,7 +445,7 @@ def _row(group: _Group, server_ms: int) -> Row:
         "idle_holders": None if group.held is None else group.held.names,
         "consumers": group.info["consumers"],
         "added": added,
-        "acked": None if read is None else read - count - group.removed,
+        "acked": None if read is None or group.doubtful else read - count - group.removed,
         "position": group.info["last-delivered-id"],
     }
 
