@@ -34,6 +34,15 @@ class Dependency:
     seen: Evidence
 
 
+def _began_ns(episode: Episode, view: View) -> int:
+    """When the consumers became slow, at the latest: a queue falls behind before that is a symptom. If its oldest
+    message has waited for so long, they have been slow since then.
+    """
+    aged_ns = int((view.config.age_rise_s + 1) * SECOND)
+    waited_ns = int(episode.value * SECOND) if episode.unit == "s" else 0
+    return min(episode.start_ns - aged_ns, episode.end_ns - waited_ns)
+
+
 def dependency(episode: Episode, view: View) -> Dependency | None:
     return view.once(_dependency, episode)
 
@@ -41,11 +50,12 @@ def dependency(episode: Episode, view: View) -> Dependency | None:
 def _dependency(episode: Episode, view: View) -> Dependency | None:
     broker = episode.key[-1]
     assert isinstance(broker, bytes)
-    talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
+    since_ns = _began_ns(episode, view)
+    talks = view.rings["tcp_rtt"].between(since_ns - _BEFORE_NS, episode.end_ns + SECOND)
     talks = to_peer(talks[talks["role"] != _SERVER], broker)
     if not broker or not len(talks):
         return None
-    rows = view.rings["syscall_latency"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + 2 * SECOND)
+    rows = view.rings["syscall_latency"].between(since_ns - _BEFORE_NS, episode.end_ns + 2 * SECOND)
     rows = rows[(rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER) & np.isin(rows["pid"], talks["pid"])]
     rows = rows[rows["peer"] != np.frombuffer(broker, "V18")[0]]
     if not len(rows):
@@ -54,7 +64,7 @@ def _dependency(episode: Episode, view: View) -> Dependency | None:
     first, group = groups([rows["pid"], rows["peer"]])
     for n in range(len(first)):
         its = rows[group == n]
-        now, before = (its[part] for part in (its["t_ns"] >= episode.start_ns, its["t_ns"] < episode.start_ns))
+        now, before = (its[part] for part in (its["t_ns"] >= since_ns, its["t_ns"] < since_ns))
         longest = now[np.argmax(now["max_ns"])] if len(now) else None
         usual_ns = np.sort(before["max_ns"])[int(_USUALLY * (len(before) - 1))] if len(before) else 0
         if longest is None or longest["max_ns"] < max(_LEAST_NS, _RATIO * usual_ns):
