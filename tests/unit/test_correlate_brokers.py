@@ -139,7 +139,7 @@ def test_slow_consumers_that_always_hold_all_that_they_may_acknowledge_some() ->
     assert found(host) == [("queue_lag", "consumer_slow", "")]
 
 
-def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray) -> None:
+def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, **more: object) -> None:
     """A worker talks to its broker and to its database all the time; max_ns: its waits for the latter."""
     t = T0 + np.arange(0, UNTIL) * S
     who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
@@ -164,8 +164,8 @@ def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray) -> N
         kind=code("syscall_latency", "kind", "waiting"),
         peer=LEDGER,
         interval_ns=S,
-        count=20,
         max_ns=max_ns,
+        **{"count": 20, **more},
     )
 
 
@@ -199,3 +199,16 @@ def test_waits_that_began_before_the_queue_fell_behind_are_not_its_usual_ones(fr
     (finding,) = [one for one in latest(run(host, UNTIL)) if int(str(one["end_ns"])) > T0 + 40 * S]
     assert int(str(finding["start_ns"])) > T0 + 31 * S
     assert (finding["symptom"], finding["cause_detail"]) == ("queue_lag", detail)
+
+
+@pytest.mark.parametrize(("calls", "cause"), [(10, "consumer_slow"), (400, "unknown")])
+def test_one_wait_of_many_short_calls(calls: int, cause: str) -> None:
+    """As psycopg 3 waits; not a worker that asks its database more and more."""
+    ages = np.arange(20) + 0.5
+    unknown = {"out_per_s": np.nan}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
+    waits = np.arange(31, 50)
+    waiting_for_ledger(host, waits, np.full(len(waits), 90_000_000), count=calls, sum_ns=950_000_000)
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", cause)
+    assert ("waited 18" in str(finding["sentence"])) == (cause == "consumer_slow")
