@@ -205,10 +205,12 @@ def test_waits_that_began_before_the_queue_fell_behind_are_not_its_usual_ones(fr
 def test_one_wait_of_many_short_calls(calls: int, cause: str) -> None:
     """As psycopg 3 waits; not a worker that asks its database more and more."""
     ages = np.arange(20) + 0.5
-    unknown = {"out_per_s": np.nan}
+    unknown = {"in_per_s": np.nan, "out_per_s": np.nan}
     host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
     waits = np.arange(31, 50)
     waiting_for_ledger(host, waits, np.full(len(waits), 90_000_000), count=calls, sum_ns=950_000_000)
     (finding,) = latest(run(host, UNTIL))
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", cause)
     assert ("waited 18" in str(finding["sentence"])) == (cause == "consumer_slow")
+    ruled_out = str(finding["sentence"]).partition("ruled out")[2]
+    assert "consumer slow" not in ruled_out and "load" not in ruled_out  # no rate is known
