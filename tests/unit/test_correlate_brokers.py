@@ -189,7 +189,7 @@ def test_waits_that_began_before_the_queue_fell_behind_are_not_its_usual_ones(fr
     """Its messages were as old once before, so that they are late only after seconds. Usual waits have no rows, since
     they are short; a worker that always waits so long is as usual.
     """
-    unknown = {"out_per_s": np.nan}
+    unknown: dict[str, Any] = {"out_per_s": np.nan}
     ages = np.arange(20) + 0.5
     host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
     once = next(batch for batch in host.made if batch.table == "queue_lag").rows
@@ -205,7 +205,7 @@ def test_waits_that_began_before_the_queue_fell_behind_are_not_its_usual_ones(fr
 def test_one_wait_of_many_short_calls(calls: int, cause: str) -> None:
     """As psycopg 3 waits; not a worker that asks its database more and more."""
     ages = np.arange(20) + 0.5
-    unknown = {"in_per_s": np.nan, "out_per_s": np.nan}
+    unknown: dict[str, Any] = {"in_per_s": np.nan, "out_per_s": np.nan}
     host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
     waits = np.arange(31, 50)
     waiting_for_ledger(host, waits, np.full(len(waits), 90_000_000), count=calls, sum_ns=950_000_000)
