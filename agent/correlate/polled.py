@@ -9,11 +9,12 @@ import numpy as np
 from agent.correlate.brokers import POLLER, failed_by_itself
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
-from agent.correlate.path import rtt_us
+from agent.correlate.path import ENOUGH, rtt_us
 from agent.correlate.preemption import preempted_ns
 from agent.correlate.resent import had_already
+from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View, addresses, place
+from agent.correlate.view import View, addresses, place, to_peer
 from agent.correlate.waits import CPUS, NETWORK, SHARE
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
@@ -24,13 +25,15 @@ READS = {
     **NETWORK,
     **CPUS,
     "tcp_rtt": (*NETWORK["tcp_rtt"], "comm"),
-    "tcp_retransmit": ("netns", "peer", "count"),
+    "tcp_retransmit": ("netns", "peer", "kind", "count"),
     "cpu_wait": ("interval_ns", "wait_ns"),
 }
+_SERVER, _SYN = TABLES["tcp_rtt"].code("role", "server"), TABLES["tcp_retransmit"].code("kind", "syn")
 _NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
 _SHORTLY_NS, _REACH_NS = 5 * SECOND, 60 * SECOND
-#: Round trips of a poll that asks several questions, or connects first.
+#: Round trips of a poll that asks several questions, at least: one that connects first has more.
 _TRIPS = 4
+_SINGLE = 3  # rows of single round trips that are enough
 #: What a delayed acknowledgement adds to a round trip at most (TCP_DELACK_MAX of Linux), us.
 _DELAYED_ACK_US = 200_000.0
 
@@ -39,7 +42,9 @@ _DELAYED_ACK_US = 200_000.0
 class Polled:
     """asked: the end that the poller asks: another port of the broker's address, if that is not the port of clients.
     blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
-    CPU. usual, worst: smoothed RTT, us. took_ns: the time without an answer; longest_ns: the longest poll of it.
+    CPU. usual, worst: smoothed RTT, us; single: median of the shortest round trips of its clients, us; None if
+    too few are known. trips: round trips of the longest poll. resent_syns: of the poller's connects, which make its RTT
+    long without a slow network. took_ns: the time without an answer; longest_ns: the longest poll of it.
     """
 
     where: str
@@ -54,6 +59,9 @@ class Polled:
     longest_ns: float
     seen: Evidence
     rtt: Evidence
+    single: float | None = None
+    trips: float = _TRIPS
+    resent_syns: int = 0
     again: int = 0  # retransmitted segments between tickscope's host and the server, unless it had most of them already
 
     @property
@@ -72,15 +80,17 @@ class Polled:
     def slow_trips(self) -> float:
         """How certainly round trips explain it. Those after the first count without what may be a delayed
         acknowledgement, which a server that is slow also has; and not if segments were lost, since a loss makes a round
-        trip long.
+        trip long. It makes only some long, so the network was not slow if most of the shortest ones stayed short.
         """
         usual, worst = self.usual, self.worst
         if usual is None or worst is None or worst <= 2 * usual:
             return 0.0
+        if self.resent_syns if self.single is None else self.single < ENOUGH * worst:
+            return 0.0
         more, needed = worst - usual, SHARE * self.longest_ns / 1e3
         if more >= needed:
             return 0.85
-        others = 0.0 if self.again else (_TRIPS - 1) * max(0.0, more - _DELAYED_ACK_US)
+        others = 0.0 if self.again else (self.trips - 1) * max(0.0, more - _DELAYED_ACK_US)
         return 0.75 if more + others >= needed else 0.0
 
     @property
@@ -102,8 +112,12 @@ def _polled(episode: Episode, view: View) -> Polled:
     server = view.server(raw, netns, episode)
     starved = min(view.starved_ns(server[1], episode), episode.value) if server else 0.0
     rows = in_netns(view.during("tcp_retransmit", episode), netns)
-    again = int(np.maximum(rows["count"], 1)[rows["peer"] == np.frombuffer(asked, "V18")[0]].sum())
-    again = 0 if had_already(episode, view, asked, netns, again) else again
+    rows = rows[rows["peer"] == np.frombuffer(asked, "V18")[0]]
+    again = int(np.maximum(rows["count"], 1).sum())
+    if had_already(episode, view, asked, netns, again):
+        again, rows = 0, rows[:0]
+    longest_ns = _longest_ns(episode, view, raw)
+    single, trips = _round_trips(episode, view, asked, netns)
     seen = item(
         "queue_lag",
         "time without an answer",
@@ -126,11 +140,28 @@ def _polled(episode: Episode, view: View) -> Polled:
         usual,
         worst,
         episode.value,
-        _longest_ns(episode, view, raw),
+        longest_ns,
         seen,
         item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": peer(asked)}),
+        single,
+        max(_TRIPS, trips * longest_ns / max(episode.end_ns - episode.start_ns, 1)),
+        int(((rows["kind"] == _SYN) & (rows["comm"] == POLLER)).sum()),
         again,
     )
+
+
+def _round_trips(episode: Episode, view: View, asked: bytes, netns: int | None) -> tuple[float | None, int]:
+    """(median of the shortest single round trips of its clients, of each second within the episode, us; None if too few
+    are known; number of the poller's round trips).
+    """
+    rows = to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), asked)
+    rows = in_netns(rows, netns)
+    rows = rows[rows["role"] != _SERVER]
+    # the shortest of a second may be of the one before it (agent/probes/tcp.py)
+    inside = (rows["t_ns"] >= episode.start_ns + 3 * SECOND) & (rows["t_ns"] <= episode.end_ns)
+    single = rows["raw_min_us"][inside & known(rows["raw_min_us"])]
+    trips = int(rows["samples"][rows["comm"] == POLLER].sum())
+    return float(np.median(single)) if len(single) >= _SINGLE else None, trips
 
 
 def _asked(episode: Episode, view: View, raw: bytes, netns: int | None) -> bytes:

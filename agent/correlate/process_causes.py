@@ -33,6 +33,7 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BEFORE_NS = 120 * SECOND  # how far back a stop may begin that still lasts
 _AFTER_NS = 30 * SECOND
 _LEAD_NS = 2 * SECOND  # how long after a termination its impact may last
+_EXIT_NS = 200_000_000  # a process exits after its connections are closed
 _LATE_NS = 20 * SECOND  # a message must be old before it is late
 _AGED_NS = 5 * SECOND  # active consumers take waiting messages within this time
 _UNREAD = ("age_s", "lag")  # of a queue: messages not yet delivered
@@ -158,7 +159,7 @@ def _go_on(termination: Termination, pids: Collection[int], episode: Episode, vi
     """Whether others served there before it ended, and after it. If each client has a process of its own, or workers
     are recycled, a termination is normal.
     """
-    talks = view.rings["tcp_rtt"].between(termination.from_ns, episode.end_ns + SECOND)
+    talks = view.rings["tcp_rtt"].between(termination.from_ns, max(termination.from_ns, episode.end_ns) + SECOND)
     others = np.isin(talks["pid"], [pid for pid in pids if pid != termination.pid]) & (talks["role"] == _SERVER)
     return bool((talks["proc_start_ns"][others] < termination.from_ns).any())
 
@@ -189,7 +190,10 @@ def broker(episode: Episode, view: View) -> list[ScoredEvent]:
     assert isinstance(raw, bytes)
     if polled(episode, view).blind:
         return []
-    return _serving(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
+    scored_events = _serving(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
+    # A server with a process for each client ends the poller's own when that reconnects.
+    over_ns = episode.end_ns + _EXIT_NS
+    return [one for one in scored_events if not (one.termination.orderly and one.termination.from_ns > over_ns)]
 
 
 def consumers(episode: Episode, view: View) -> list[ScoredEvent]:

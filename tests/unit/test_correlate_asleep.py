@@ -128,6 +128,18 @@ def test_a_sleep_before_each_answer(seen: dict[str, object], cause: str) -> None
     assert ("slept in clock_nanosleep 100 times for up to 930 ms each" in str(one["sentence"])) == (cause == "asleep")
 
 
+def test_answers_that_waited_for_its_recovery_had_no_sleep() -> None:
+    """Clients that each wait for their answer ask little meanwhile, and much when it is over."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 38):
+        slept = {"max_ns": 940 * MS, "max_from_ns": T0 + (second - 1) * S, "p50_ns": 759 * MS, "p90_ns": 759 * MS}
+        served(host, second, requests=2 if second < 37 else 90, waiting=2, **slept)
+    sleeps(host, tid=NULL_I64, syscall=b"clock_nanosleep", count=6, max_ns=930 * MS)
+    answers(host, 38, UNTIL, n=1)
+    assert only(host)["cause"] == "asleep"
+
+
 @pytest.mark.parametrize(
     "seen",
     [

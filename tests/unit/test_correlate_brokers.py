@@ -139,13 +139,9 @@ def test_slow_consumers_that_always_hold_all_that_they_may_acknowledge_some() ->
     assert found(host) == [("queue_lag", "consumer_slow", "")]
 
 
-def test_consumers_that_wait_for_their_database() -> None:
-    ages = np.arange(20) + 0.5
-    now = {"lag": (15 * ages).astype(int), "age": ages, "out": 5}
-    host = around(lambda h: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)
-    seconds = np.arange(0, UNTIL)
-    t = T0 + seconds * S
-    bad = (seconds >= 30) & (seconds < 50)
+def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, **more: object) -> None:
+    """A worker talks to its broker and to its database all the time; max_ns: its waits for the latter."""
+    t = T0 + np.arange(0, UNTIL) * S
     who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
     for to in (PEER, LEDGER):
         host.add(
@@ -161,16 +157,24 @@ def test_consumers_that_wait_for_their_database() -> None:
         )
     host.add(
         "syscall_latency",
-        len(t),
-        t_ns=t,
+        len(seconds),
+        t_ns=T0 + seconds * S,
         **who,
         basis=code("syscall_latency", "basis", "blocked"),
         kind=code("syscall_latency", "kind", "waiting"),
         peer=LEDGER,
         interval_ns=S,
-        count=20,
-        max_ns=np.where(bad, 800_000_000, 6_000_000),
+        max_ns=max_ns,
+        **{"count": 20, **more},
     )
+
+
+def test_consumers_that_wait_for_their_database() -> None:
+    ages = np.arange(20) + 0.5
+    now = {"lag": (15 * ages).astype(int), "age": ages, "out": 5}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)
+    seconds = np.arange(0, UNTIL)
+    waiting_for_ledger(host, seconds, np.where((seconds >= 30) & (seconds < 50), 800_000_000, 6_000_000))
     (finding,) = latest(run(host, UNTIL))
     assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == (
         "queue_lag",
@@ -178,3 +182,35 @@ def test_consumers_that_wait_for_their_database() -> None:
         "dependency",
     )
     assert finding["culprit_object"] == "10.0.0.9:5432"
+
+
+@pytest.mark.parametrize(("from_s", "detail"), [(30, "dependency"), (0, "")])
+def test_waits_that_began_before_the_queue_fell_behind_are_not_its_usual_ones(from_s: int, detail: str) -> None:
+    """Its messages were as old once before, so that they are late only after seconds. Usual waits have no rows, since
+    they are short; a worker that always waits so long is as usual.
+    """
+    unknown: dict[str, Any] = {"out_per_s": np.nan}
+    ages = np.arange(20) + 0.5
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
+    once = next(batch for batch in host.made if batch.table == "queue_lag").rows
+    once["oldest_undelivered_s"][12:15], once["lag_messages"][12:15] = (1.0, 2.0, 3.0), 20
+    waits = np.arange(from_s + 1, 50, 2)
+    waiting_for_ledger(host, waits, np.full(len(waits), 2 * S))
+    (finding,) = [one for one in latest(run(host, UNTIL)) if int(str(one["end_ns"])) > T0 + 40 * S]
+    assert int(str(finding["start_ns"])) > T0 + 31 * S
+    assert (finding["symptom"], finding["cause_detail"]) == ("queue_lag", detail)
+
+
+@pytest.mark.parametrize(("calls", "cause"), [(10, "consumer_slow"), (400, "unknown")])
+def test_one_wait_of_many_short_calls(calls: int, cause: str) -> None:
+    """As psycopg 3 waits; not a worker that asks its database more and more."""
+    ages = np.arange(20) + 0.5
+    unknown: dict[str, Any] = {"in_per_s": np.nan, "out_per_s": np.nan}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **unknown, "lag": 20, "age": ages}), **unknown)
+    waits = np.arange(31, 50)
+    waiting_for_ledger(host, waits, np.full(len(waits), 90_000_000), count=calls, sum_ns=950_000_000)
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", cause)
+    assert ("waited 18" in str(finding["sentence"])) == (cause == "consumer_slow")
+    ruled_out = str(finding["sentence"]).partition("ruled out")[2]
+    assert "consumer slow" not in ruled_out and "load" not in ruled_out  # no rate is known

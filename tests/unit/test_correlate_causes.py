@@ -141,7 +141,7 @@ def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["broker_slow"]
 
 
-@pytest.mark.parametrize(("rtt_ms", "cause"), [(630, "network_rtt"), (180, "broker_slow")])
+@pytest.mark.parametrize(("rtt_ms", "cause"), [(630, "network_rtt"), (350, "network_rtt"), (180, "broker_slow")])
 @pytest.mark.parametrize("asked", [6399, 15692])  # the port of clients, and one for metrics
 def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, cause: str, asked: int) -> None:
     host = Host()
@@ -154,6 +154,33 @@ def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, 
     host.rtt(34, UNTIL, **poller)
     (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
     assert found["cause"] == cause
+
+
+@pytest.mark.parametrize("lasts_s", [3, 8])
+def test_a_connect_whose_syn_was_lost_is_no_slow_network(lasts_s: int) -> None:
+    """The poller connects anew, and the first round trip of that has the second until the SYN was retransmitted."""
+    host, until = Host(), 30 + lasts_s
+    poller: dict[str, Any] = {"comm": b"tickscope-poll", "pid": 600}
+    host.rtt(0, UNTIL, raw_min_us=3_000)
+    host.queue(0, 30)
+    host.rtt(0, 30, raw_min_us=3_000, **poller)
+    host.queue(30, until, status=b"down", failure=code("queue_lag", "failure", "no_answer"), poll_ms=1_500)
+    host.rtt(30, until, us=1_023_000, **poller)
+    host.queue(until, UNTIL)
+    host.rtt(until, UNTIL, raw_min_us=3_000, **poller)
+    n = 4 * lasts_s
+    host.add(
+        "tcp_retransmit",
+        n,
+        t_ns=T0 + 30 * S + np.arange(n) * 250 * MS,
+        **poller,
+        proc_start_ns=START,
+        peer=PEER,
+        kind=code("tcp_retransmit", "kind", "syn"),
+        count=1,
+    )
+    (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
+    assert found["cause"] == "network_loss"
 
 
 @pytest.mark.parametrize(("waited_ms", "cause"), [(1_200, "cpu"), (90, "broker_slow")])

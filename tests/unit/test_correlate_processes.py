@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -236,21 +238,29 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
     assert (found["cause"], found["culprit_pid"]) == (cause, REDIS_PID)
 
 
-@pytest.mark.parametrize("one_for_each_client", [True, False])
-def test_a_process_for_each_client_ends_with_its_connection(one_for_each_client: bool) -> None:
-    """As PostgreSQL's: another one serves other clients all the time. Without it, the server was restarted."""
+@pytest.mark.parametrize(("one_for_each_client", "twice"), [(True, False), (True, True), (False, False)])
+def test_a_process_for_each_client_ends_with_its_connection(one_for_each_client: bool, twice: bool) -> None:
+    """As PostgreSQL's: another one serves other clients all the time. Without it, the server was restarted. twice: the
+    poller has connected anew, and its last connection's process ends after it has got an answer from another one.
+    """
     host = Host(1).healthy(0, 30)
     host.queue(30, 34, status=b"down", failure=code("queue_lag", "failure", "no_answer"), poll_ms=3_000)
     host.queue(34, 60)
-    host.server(31, 60)
-    host.made[-1].rows["pid"], host.made[-1].rows["proc_start_ns"] = 902, T0 + 30 * S + 500 * MS
+    second: dict[str, Any] = {"pid": 902, "proc_start_ns": T0 + 30 * S + 500 * MS}
+    host.server(31, 34 if twice else 60)
+    for name, value in second.items():
+        host.made[-1].rows[name] = value
     if one_for_each_client:
         host.server(0, 60)
         host.made[-1].rows["pid"] = 901
         host.server(0.2, 30)
-    event(host, "exited", 30.2, signal=NULL_I64, exit_code=0, sender_pid=NULL_I64, sender_comm=b"")
+    ended: dict[str, Any] = {"signal": NULL_I64, "exit_code": 0, "sender_pid": NULL_I64, "sender_comm": b""}
+    event(host, "exited", 30.2, **ended)
+    if twice:
+        event(host, "exited", 34.2, **ended, **second)
     (found,) = [f for f in latest(run(host, 60)) if f["symptom"] == "broker_stall"]
-    assert ("process_restarted" in {one["cause"] for one in found["causes"]}) != one_for_each_client  # type: ignore[attr-defined]
+    causes = {one["cause"] for one in found["causes"]}  # type: ignore[attr-defined]
+    assert bool(causes & {"process_restarted", "process_killed"}) != one_for_each_client
 
 
 def test_many_events_are_bounded() -> None:

@@ -17,7 +17,6 @@ from agent.correlate.profiles import READS, profiled
 from agent.correlate.rows import known
 from agent.correlate.served import NOTED_NS
 from agent.correlate.served import READS as SERVED
-from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, render, span, text, value
 
@@ -106,8 +105,8 @@ def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
     if not len(rows) or episode.metric in symptom_of(episode).alone:
         return
     rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one profile
-    times, answers = int(rows["count"].sum()), episode.facts.get("n", np.inf) * int(rows["interval_ns"][0]) / SECOND
-    if times < max(2, _EACH * answers):
+    times = int(rows["count"].sum())
+    if times < max(2, _EACH * _answers(rows[0], episode, view)):
         return
     row = rows[int(np.argmax(rows["max_ns"]))]
     call = text(row["syscall"])
@@ -128,6 +127,14 @@ def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
         times=times,
     )
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, Culprit(episode.pid, episode.comm))
+
+
+def _answers(profile: np.void, episode: Episode, view: View) -> float:
+    """Number of answers during a profile; those that waited for it to recover come together, after it."""
+    rows = view.rings["service_latency"].between(int(profile["t_ns"] - profile["interval_ns"]), int(profile["t_ns"]))
+    rows = view.own(rows, episode)
+    rows = rows[(rows["sport"] == episode.key[1]) & (rows["netns"] == episode.key[0])]
+    return float(rows["requests"].clip(0).sum()) if len(rows) else np.inf
 
 
 def slept(episode: Episode, view: View) -> Iterator[Verdict]:

@@ -21,11 +21,9 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     yield from _waiting(episode, view, group)
     out = value(group.out, "message/s")
-    if group.out is None:
-        yield Verdict(CAUSE.name, 0.0, "", "the rate of acknowledgements is not known")
-    elif group.held or group.idle or group.grown:
+    if group.out is None or group.held or group.idle or group.grown:  # an unknown rate rules nothing out
         return
-    elif group.out_was is not None and group.out < 0.7 * group.out_was:
+    if group.out_was is not None and group.out < 0.7 * group.out_was:
         yield Verdict(
             CAUSE.name,
             0.85 * group.sure,

@@ -68,8 +68,7 @@ def _grown(
     """sure: score of a rise. limited: whether a rate above the limit explains it, too."""
     facts = episode.facts
     rate, usual = facts.get(metric), facts.get(f"{metric}_base")
-    if rate is None or usual is None:
-        yield Verdict(CAUSE.name, 0.0, "", "the rate is not known")
+    if rate is None or usual is None:  # an unknown rate rules nothing out
         return
     watched, limit = facts.get("watched", 1.0), facts.get("limit")
     least = "at least " if watched < 1 else ""  # sampled for a part of the second
