@@ -59,14 +59,14 @@ def release_code() -> None:
     """
     import ctypes
 
-    libc, where, unchanged = ctypes.CDLL(None), (0, 0), False
+    libc, begin, end, unchanged = ctypes.CDLL(None), 0, 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(" ")
         if not name.endswith(":"):
-            where = tuple(int(end, 16) for end in name.split("-"))
+            begin, end = (int(address, 16) for address in name.split("-"))
             unchanged = value.startswith("r-") and f" {sys.prefix}/" in value
         elif name == "Anonymous:" and unchanged and value.strip() == "0 kB":  # neither relocated nor with breakpoints
-            libc.madvise(ctypes.c_void_p(where[0]), ctypes.c_size_t(where[1] - where[0]), _MADV_DONTNEED)
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
 def without_inspect() -> AbstractContextManager[None]:
