@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agent import log
 from agent.clock import timens
 from agent.common import host, version
+from agent.common.lean import without_inspect, without_masked_arrays
 from agent.config import Applier, Config, InForce, redis_limiters
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
@@ -130,6 +131,8 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     privilege.require_readable()
     uid, gid = privilege.service_user()
     loader, analyzers = _begun(uid, gid)
+    with without_inspect():
+        import_module("numpy")
     from agent.clock.subscribers import SUBSCRIBERS
     from agent.clock.watch_process import start as start_watch
 
@@ -157,7 +160,6 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     intake_sockets = bind_intake(sockets, config.limiters.key_salt)
 
     from agent.common.clocks import boot_ns
-    from agent.common.lean import without_masked_arrays
     from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
     from agent.kernel.load import Loading

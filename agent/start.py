@@ -49,7 +49,10 @@ def main() -> None:
         )
     except OSError as error:
         _cannot(error)
-    from agent.main import main as become
+    from agent.common.lean import without_inspect
+
+    with without_inspect():
+        from agent.main import main as become
 
     become(*small)
 

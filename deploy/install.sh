@@ -64,7 +64,7 @@ compile_without_docstrings() {
 	local compiled=$TICKSCOPE_VENV/pycache modules
 	mapfile -t modules < <("$TICKSCOPE_VENV/bin/python" -c 'import sysconfig as s; print(*map(s.get_path, ("stdlib", "purelib")), sep="\n")')
 	# A module that cannot be compiled, such as a template, is none that the agent imports.
-	"$TICKSCOPE_VENV/bin/python" -X "pycache_prefix=$compiled" -m compileall -q -j0 -o 2 "${modules[@]}" >/dev/null 2>&1 || true
+	"$TICKSCOPE_VENV/bin/python" -X no_debug_ranges -X "pycache_prefix=$compiled" -m compileall -q -j0 -o 2 "${modules[@]}" >/dev/null 2>&1 || true
 }
 
 # pip builds in the directory it installs from, so it gets a copy of the sources and the clone stays as it is.

@@ -13,11 +13,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.lean import hollow
 from agent.contracts import Owning, Stating
 from agent.log import ERROR, log_message
 from exporters.aggregate import MetricStore
@@ -282,10 +284,11 @@ class OtlpExporter(Stating, Owning):
             )
 
     def _work(self) -> None:
-        from exporters.points import PointEncoder
-        from exporters.records import records
-        from exporters.spans import SpanEncoder
-        from exporters.wire import Envelope
+        with _compiled_protobuf():
+            from exporters.points import PointEncoder
+            from exporters.records import records
+            from exporters.spans import SpanEncoder
+            from exporters.wire import Envelope
 
         config, envelope = self._config, Envelope(self._resource)
         spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
@@ -342,6 +345,15 @@ class OtlpExporter(Stating, Owning):
             self._link = GrpcLink(targets)
             return {s: GrpcSender(s, self._link) for s in targets}
         return {s: HttpSender(s, t) for s, t in targets.items()}
+
+
+def _compiled_protobuf() -> AbstractContextManager[None]:
+    """For the block that imports protobuf first: without its second implementation, in Python (0.8 MB)."""
+    from google.protobuf.internal import api_implementation
+
+    if api_implementation.Type() == "python":
+        return nullcontext()
+    return hollow("google.protobuf.internal.python_message")
 
 
 def _remedy(error: str, config: OtlpSettings) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +30,7 @@ class LastReading:
     def __init__(
         self, dir_fd: int, boot_id: str, run: Callable[[Callable[[], None]], None] = lambda work: work()
     ) -> None:
-        self._boot, self._run = uuid.UUID(boot_id).bytes, run
+        self._boot, self._run = bytes.fromhex(boot_id.replace("-", "")), run
         self._newest: deque[Reading] = deque(maxlen=1)
         self._fd = -1
         self.earlier: Reading | None = None  #: of an earlier agent in this boot

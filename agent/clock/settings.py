@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 
 from agent.common.duration import parse_ns
@@ -25,7 +24,11 @@ def _threshold(given: str) -> str:
 
 
 def _command(given: object) -> tuple[str, ...]:
-    words = shlex.split(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        import shlex
+
+        given = shlex.split(given)
+    words = given
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
         raise ValueError("it is a command, as one text or as a list of texts")
     if words and not words[0].startswith("/"):

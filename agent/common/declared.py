@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import TypeVar
 
@@ -16,7 +16,12 @@ T = TypeVar("T")
 
 def files(package: ModuleType) -> list[str]:
     """Names of the package's modules, sorted. Imports none of them."""
-    return sorted(info.name for info in iter_modules(package.__path__) if not info.ispkg)
+    listed = (
+        name.removesuffix(".py") for path in package.__path__ for name in os.listdir(path) if name.endswith(".py")
+    )
+    return sorted(  # pkgutil would load inspect, 0.5 MB
+        name for name in listed if name.isidentifier() and name != "__init__"
+    )
 
 
 def load(package: str, file: str) -> ModuleType:

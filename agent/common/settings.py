@@ -8,7 +8,6 @@ A section that is made directly, as tests do, is not checked; ``read`` checks.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import reprlib
@@ -145,6 +144,8 @@ def check_known(given: Iterable[object], known: Iterable[str], place: Place = TO
     names = list(dict.fromkeys(known))
     for key in given:
         if key not in names:
+            import difflib
+
             near = difflib.get_close_matches(str(key), names, 1)
             here = place.below(str(key))
             raise here.error(

@@ -53,7 +53,7 @@ class PauseWatch(Watch):
         most = config.subjects
         self.first_ns, self.last_ns = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self.resumed_ns = np.zeros(most, np.int64)  # its first decision of the second
-        self._pauses = np.full((most, _PAUSES), np.nan)
+        self._pauses = np.zeros((most, _PAUSES))  # a slot's row is written when the slot is taken: 1 MB if all are
         self._at = np.zeros(most, np.int64)
         self.over: dict[
             int, tuple[int, int, tuple[int, int]]
@@ -122,8 +122,11 @@ class PauseWatch(Watch):
         allowed = np.maximum(np.maximum(float(self.config.silence_ns), _RATIO * top), rare)
         return np.where(n >= _LEAST_PAUSES, allowed, np.inf)
 
-    def pauses(self, slot: int) -> np.ndarray:
-        return np.asarray(self._pauses[slot])
+    def median_ns(self, slot: int) -> float:
+        """Of the remembered pauses, NaN if there is none."""
+        pauses = self._pauses[slot]
+        known = pauses[~np.isnan(pauses)]
+        return float(np.median(known)) if len(known) else math.nan
 
     def faded(self, slot: int, from_ns: int) -> bool:
         """Whether it decided less and less before it fell silent: the pauses grew, or the last seconds had fewer
@@ -131,7 +134,7 @@ class PauseWatch(Watch):
         """
         n = int(self._at[slot])
         late = self._pauses[slot, np.arange(n - _LATE, n) % _PAUSES]
-        if np.median(late) > 2 * np.nanmedian(self._pauses[slot]):
+        if np.median(late) > 2 * self.median_ns(slot):
             return True
         at, slots = from_ns // SECOND, np.array([slot])
         before = self.series.recent("n", slots, at, _BEFORE_S + 1)[0][:_BEFORE_S]  # its last second is incomplete

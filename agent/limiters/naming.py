@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from hashlib import blake2b
 
 from agent.columns import fitted
 from agent.tables import TABLES

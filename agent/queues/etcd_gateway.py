@@ -11,8 +11,8 @@ import base64
 import binascii
 import json
 import re
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from agent.common.address import peer_bytes

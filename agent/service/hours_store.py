@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ class HoursStore:
         boot_id: str,
         run: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
-        self._watch, self._boot, self._run = correlator.hours, uuid.UUID(boot_id).bytes, run
+        self._watch, self._boot, self._run = correlator.hours, bytes.fromhex(boot_id.replace("-", "")), run
         self._kept_ns, self._fd = 0, -1
         with contextlib.suppress(OSError):
             self._fd = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640, dir_fd=dir_fd)

@@ -154,13 +154,13 @@ def test_ids_that_a_step_back_would_repeat(ends: ExitStack, tmp_path: Path, form
     thread.start()
     ends.callback(thread.join)
     ends.callback(over.set)
-    looked = Looked({"redis": f"{redis.url}?streams=orders,old,counted&id=id"}, ends)
-    wait(lambda: len(looked.rows()) == 2)
+    observed = ObservedTimers({"redis": f"{redis.url}?streams=orders,old,counted&id=id"}, ends)
+    wait(lambda: len(observed.rows()) == 2)
     for size_ms in (-7_200_000, -500, 7_200_000):
         now = sample.read()
-        looked.rows()
+        observed.rows()
         rows = [
-            plain(one) for one in effects(looked.timers.latest(now.t_ns), now.t_ns, size_ms * 10**6, now.real_boot_ns)
+            plain(one) for one in effects(observed.timers.latest(now.t_ns), now.t_ns, size_ms * 10**6, now.real_boot_ns)
         ]
         ids = {one["destination"]: one for one in rows}
         assert ids.keys() == {-7_200_000: {"orders", "old"}, -500: {"orders"}, 7_200_000: set()}[size_ms]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _MASKED = """
 import sys, numpy as np
 from agent.common.lean import without_masked_arrays
@@ -22,4 +24,40 @@ assert np.ma.is_masked(masked) and np.unique(masked).tolist() == [2, None]
 
 def test_distinct_values_are_found_without_masked_arrays_which_still_can_be_had() -> None:
     done = subprocess.run([sys.executable, "-c", _MASKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+_HOLLOW = """
+import sys
+from agent.common.lean import hollow
+with hollow("html", escape=str):
+    from html import escape
+    import html
+    assert escape is str and not hasattr(html, "unescape")
+import html
+assert html.escape("<") == "&lt;"
+"""
+
+_RELEASED = """
+import numpy as np
+from agent.common.lean import release_code
+before = np.arange(1000.0)
+np.random.default_rng(1)
+release_code()
+assert before.sum() == 499500 and np.sort(np.random.default_rng(1).random(100)).shape == (100,)
+"""
+
+_UNPOLLED = """
+import sys
+from agent.queues import catalogue
+from agent.queues.poller_process import BrokerPoller
+pollers = [BrokerPoller(name, (), 1.0) for name in catalogue.names()]
+loaded = [name for name in sys.modules if name.startswith("agent.queues.brokers.")]
+assert len(pollers) > 5 and not loaded, loaded
+"""
+
+
+@pytest.mark.parametrize("code", [_HOLLOW, _RELEASED, _UNPOLLED], ids=["hollow", "released", "unpolled"])
+def test_what_is_left_out_takes_no_memory_and_can_still_be_had(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

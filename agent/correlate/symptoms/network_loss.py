@@ -7,6 +7,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.peers import READS, PeerWatch
+from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
@@ -34,9 +35,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     bad = ((again > 0) | dark) & (waits > bar[:, None])
     floor = series.recent("floor_us", slots, at, _WITHIN_S)
     floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
-    slower = (
-        np.nanmedian(floor, axis=1) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
-    )
+    slower = quantile(floor, 0.5) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
     opened = []
     for i in np.flatnonzero(lasting & bad[:, -1]):

@@ -49,7 +49,7 @@ def judge(watch: PauseWatch, second: Second) -> list[Episode]:
 
 def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int) -> Episode:
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.start_ns, episode.end_ns, episode.base = from_ns, to_ns, float(np.nanmedian(watch.pauses(slot)))
+    episode.start_ns, episode.end_ns, episode.base = from_ns, to_ns, watch.median_ns(slot)
     episode.bar, episode.facts["over"] = (
         float(watch.allowed_ns(np.array([slot]))[0]),
         float(to_ns < (second.at + 1) * SECOND),
