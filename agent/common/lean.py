@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MADV_DONTNEED = 4
-
 
 def without_docstrings() -> tuple[str, ...]:
     """Options of an interpreter that loads no docstrings (4 MB of the agent's), no columns of tracebacks (0.7 MB) and
@@ -51,22 +49,6 @@ def hollow(name: str, **members: Any) -> Iterator[None]:
         yield
     finally:
         del sys.modules[name]
-
-
-def release_code() -> None:
-    """Unmaps what this process has touched of its libraries' code and constants, mostly to load them (25 MB of DuckDB's
-    and Arrow's). What is used again is mapped again from the page cache.
-    """
-    import ctypes
-
-    libc, begin, end, unchanged = ctypes.CDLL(None), 0, 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if not name.endswith(":"):
-            begin, end = (int(address, 16) for address in name.split("-"))
-            unchanged = value.startswith("r-") and f" {sys.prefix}/" in value
-        elif name == "Anonymous:" and unchanged and value.strip() == "0 kB":  # neither relocated nor with breakpoints
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
 def without_inspect() -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.ask.names import columns, quote, unknown
 from agent.ask.window import WALL, Window
-from agent.common.lean import hollow, release_code, without
+from agent.common.lean import hollow, without
 from agent.errors import USAGE, AgentError
 from agent.tables import TABLES
 
@@ -39,7 +39,7 @@ def plain() -> duckdb.DuckDBPyConnection:
         import duckdb
 
     # A cache of file contents would pay only for repeated reads. Nothing is spilled to disk.
-    db = duckdb.connect(
+    return duckdb.connect(
         config={
             "threads": THREADS,
             "memory_limit": MEMORY,
@@ -47,8 +47,6 @@ def plain() -> duckdb.DuckDBPyConnection:
             "enable_external_file_cache": False,
         }
     )
-    release_code()
-    return db
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:

@@ -38,15 +38,6 @@ import html
 assert html.escape("<") == "&lt;"
 """
 
-_RELEASED = """
-import numpy as np
-from agent.common.lean import release_code
-before = np.arange(1000.0)
-np.random.default_rng(1)
-release_code()
-assert before.sum() == 499500 and np.sort(np.random.default_rng(1).random(100)).shape == (100,)
-"""
-
 _UNPOLLED = """
 import sys
 from agent.queues import catalogue
@@ -57,7 +48,7 @@ assert len(pollers) > 5 and not loaded, loaded
 """
 
 
-@pytest.mark.parametrize("code", [_HOLLOW, _RELEASED, _UNPOLLED], ids=["hollow", "released", "unpolled"])
+@pytest.mark.parametrize("code", [_HOLLOW, _UNPOLLED], ids=["hollow", "unpolled"])
 def test_what_is_left_out_takes_no_memory_and_can_still_be_had(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
