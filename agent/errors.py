@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from agent.common.printable import printable as printable  # noqa: PLC0414
-from agent.log import log_message as log_message  # noqa: PLC0414 - they lived here, and are found here by their old names
-
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 

@@ -32,7 +32,7 @@ static __always_inline void read_return_address(u64 *to, struct pt_regs *ctx)
 /* The goroutine that runs, at a uprobe in Go (cmd/compile/abi-internal.md, since Go 1.17). */
 static __always_inline u64 go_goroutine(struct pt_regs *ctx) { return ctx->r14; }
 
-/* A register by its number in agent/limiters/library.py; 10 is none. number: a constant, so that this is a single
+/* A register by its number in `GO` of agent/arch/registers.py; 10 is none. number: a constant, so that this is a single
  * load. */
 static __always_inline u64 reg_numbered(struct pt_regs *ctx, u32 number)
 {

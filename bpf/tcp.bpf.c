@@ -43,7 +43,7 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 	struct tcp_socket *s = tcp_sockets.lookup(&key);
 	if (!s)
 		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
-	if (s && tcp_sample(sk, s))
+	if (!s || tcp_sample(sk, s))	/* one without a place is not tried at each segment */
 		h->seen = now;
 	return 0;
 }
@@ -83,8 +83,12 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
 		s = !receives || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : s;
-	if (!s)
+	if (!s) {	/* it has no place: not tried at each call */
+		h->user = tag;
+		h->received = now;
+		h->client = 0;
 		return;
+	}
 	if (receives && h->received != now && tcp_sample((void *)sk, s)) {
 		h->received = now;
 		tcp_serve((void *)sk, s, true, false);

@@ -58,7 +58,7 @@ static __always_inline bool tcp_sample(void *sk, struct tcp_socket *s)
 	bool slot = tcp_slot();
 	v = tcp_rtt_of(slot, &id);
 	if (!v)
-		v = tcp_rtt_new(slot, &id, s->payer);
+		v = tcp_rtt_new(slot, &id, s->charged_uid);
 	if (!v)
 		return true;
 	v->proc = s->proc;

@@ -44,7 +44,7 @@ struct tcp_socket {
 	u8 seen;
 	u8 frames;		/* it uses HTTP/2, without TLS */
 	u8 pad;
-	u32 payer;		/* the user whose share has its place and its events (tcp_pays) */
+	u32 charged_uid;		/* the user whose share has its place and its events (tcp_charge_client) */
 	u32 pad2;
 	struct proc proc;
 	struct sock_ref sock;
@@ -69,14 +69,8 @@ BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* pid
 #define TCP_RTT_EACH_NS 320000	/* of sockets in an interval of a second */
 #define TCP_RTT_MOST 960
 
-/* Connections from this host to itself: their clients' users, until the server has accepted them. */
-struct tcp_local {
-	u8 addr[16];
-	u32 netns;
-	u16 client;
-	u16 server;
-};
-BPF_TABLE("lru_hash", struct tcp_local, u32, tcp_locals, 4096);
+/* Connections from this host, by tcp_local_key(): their clients' users, until a server on this host has accepted them. */
+BPF_TABLE("lru_hash", u64, u32, tcp_locals, 4096);
 
 /* Caches: most hits repeat the last one on the same socket. One word each decides so without a look-up or a clock read;
  * sockets that share a slot only cost each other the look-up. Half words, since a hit costs a cache line. */
@@ -127,23 +121,36 @@ static __always_inline u32 tcp_uid(void *sk)
 	return uid;
 }
 
-static __always_inline bool tcp_local_key(struct tcp_local *key, const struct sock_ref *r, u16 client, u16 server)
+/* Of both ends of a connection within a network namespace. A hash, since these programs have little stack left. */
+static __always_inline u64 tcp_local_key(const struct sock_ref *r, bool client)
 {
-	const u64 *from = (const u64 *)r->saddr, *to = (const u64 *)r->daddr;
-	key->netns = r->netns;
-	key->client = client;
-	key->server = server;
-	__builtin_memcpy(key->addr, r->daddr, 16);
-	return from[0] == to[0] && from[1] == to[1];
+	const u64 *from = (const u64 *)(client ? r->saddr : r->daddr), *to = (const u64 *)(client ? r->daddr : r->saddr);
+	u64 ports = client ? (u64)r->sport << 16 | r->dport : (u64)r->dport << 16 | r->sport;
+	u64 key = (ports << 32 | r->netns) * TCP_MIX;
+	key = (key ^ key >> 32 ^ from[0]) * TCP_MIX;
+	key = (key ^ key >> 32 ^ from[1]) * TCP_MIX;
+	key = (key ^ key >> 32 ^ to[0]) * TCP_MIX;
+	key = (key ^ key >> 32 ^ to[1]) * TCP_MIX;
+	return key ^ key >> 32;
 }
 
 /* A client has connected: if the server is on this host, the connection's other end is this user's, too. Else who floods
  * the servers of others would take the shares of these. */
-static __always_inline void tcp_pays(struct tcp_socket *s)
+static __always_inline void tcp_charge_client(void *sk)
 {
-	struct tcp_local key;
-	if (tcp_local_key(&key, &s->sock, s->sock.sport, s->sock.dport))
-		tcp_locals.update(&key, &s->payer);
+	struct sock_ref r = {};
+	u32 uid = tcp_uid(sk);
+	tcp_tuple(&r, sk);
+	u64 key = tcp_local_key(&r, true);
+	tcp_locals.update(&key, &uid);
+}
+
+/* The user of the other end, if it connected on this host a moment ago; else this end's. */
+static __always_inline u32 tcp_client_uid(const struct sock_ref *r, u32 uid)
+{
+	u64 key = tcp_local_key(r, false);
+	u32 *client = tcp_locals.lookup(&key);
+	return client ? *client : uid;
 }
 
 /* The listener of a port; unknown if several processes listen. */
@@ -176,13 +183,13 @@ static __always_inline struct tcp_socket *tcp_keep(void *sk, struct tcp_socket *
 	struct tcp_socket *old = tcp_sockets.lookup(&key);
 	tcp_forget(key);
 	if (old) {	/* it connects again */
-		s->payer = old->payer;
-	} else if (no_place(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS, TCP_SOCKETS / 4)) {
+		s->charged_uid = old->charged_uid;
+	} else if (no_place(s->charged_uid, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS, TCP_SOCKETS / 4)) {
 		lose(LOST_tcp_shares);
 		return 0;
 	}
 	if (tcp_sockets.update(&key, s)) {
-		give_share_back(s->payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
+		give_share_back(s->charged_uid, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
 		lose(LOST_tcp_rtt_a);
 		return 0;
 	}
@@ -194,13 +201,15 @@ static __always_inline void tcp_born(struct tcp_socket *s, void *sk, u64 now, u8
 	tcp_tuple(&s->sock, sk);
 	s->born_ns = now;
 	s->sock.role = role;
-	s->payer = tcp_uid(sk);
+	s->charged_uid = tcp_uid(sk);
 	/* One CPU takes longer than 256 ns from one socket to the next. */
 	s->sock.sock_id = tcp_cookie(sk, (now & ~255ull) | (bpf_get_smp_processor_id() & 255));
-	if (role == TCP_ROLE_SERVER)
+	if (role == TCP_ROLE_SERVER) {
+		s->charged_uid = tcp_client_uid(&s->sock, s->charged_uid);
 		tcp_listener_of(&s->proc, &s->sock);
-	else
+	} else {
 		no_proc(&s->proc);
+	}
 }
 
 /* What this end has sent so far. */
@@ -268,7 +277,7 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
  */
 static __always_inline bool tcp_over(struct tcp_socket *s, u32 of, u64 each_ns, u64 most)
 {
-	if (!over_share(s ? s->payer : UNKNOWN32, s ? of : of + 1, each_ns, most))
+	if (!over_share(s ? s->charged_uid : UNKNOWN32, s ? of : of + 1, each_ns, most))
 		return false;
 	lose(LOST_tcp_shares);
 	return true;

@@ -125,8 +125,8 @@ static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 
 		if (s) {
 			s->established_ns = now;
 			tcp_tuple(&s->sock, sk);	/* at SYN_SENT there may be no source port yet */
-			tcp_pays(s);
 		}
+		tcp_charge_client(sk);
 		tcp_connect_done(sk, s, now, TCP_CONNECT_OK, UNKNOWN32);
 		if (s)
 			tcp_sample(sk, s);
@@ -134,13 +134,7 @@ static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 
 	}
 	u64 key = (u64)sk;
 	struct tcp_socket accepted = {.established_ns = now};
-	struct tcp_local from;
 	tcp_born(&accepted, sk, now, TCP_ROLE_SERVER);
-	if (tcp_local_key(&from, &accepted.sock, accepted.sock.dport, accepted.sock.sport)) {
-		u32 *client = tcp_locals.lookup(&from);
-		if (client)
-			accepted.payer = *client;
-	}
 	tcp_keep(sk, &accepted);
 	s = tcp_sockets.lookup(&key);
 	if (s)
@@ -161,7 +155,7 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 		tcp_born(&fresh, sk, now, TCP_ROLE_CLIENT);
 		fill_proc(&fresh.proc, (void *)bpf_get_current_task());
 		if (new == TCP_LISTEN)
-			tcp_learn(&fresh.sock, &fresh.proc, fresh.payer);
+			tcp_learn(&fresh.sock, &fresh.proc, fresh.charged_uid);
 		else
 			tcp_keep(sk, &fresh);
 	} else if (new == TCP_ESTABLISHED) {
@@ -213,8 +207,8 @@ int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 	tcp_forget(key);
 	if (!s)
 		return 0;
-	u32 payer = s->payer;
+	u32 charged_uid = s->charged_uid;
 	if (!tcp_sockets.delete(&key))
-		give_share_back(payer, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
+		give_share_back(charged_uid, SHARE_SOCKETS, TCP_SOCKETS_EACH_NS);
 	return 0;
 }

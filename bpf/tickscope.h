@@ -216,7 +216,7 @@ static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
 	u64 *own = shares.lookup(&k), *together = shares_together.lookup(&all);
 	if (own && *own > each_ns)
 		__sync_fetch_and_add(own, -each_ns);
-	if (together && *together > each_ns)
+	if (together && *together > each_ns / 2)
 		__sync_fetch_and_add(together, -(each_ns / 2));
 }
 

@@ -75,7 +75,7 @@ static __always_inline bool tls_room(u32 pid, u32 uid)
 static __always_inline void tls_report(struct tls_key *key, struct tls_open *o, u64 now, u8 result, u8 cause)
 {
 	struct tls_event *e;
-	if (over_share(tls_payer(o), SHARE_HANDSHAKES, TLS_EACH_NS, TLS_MOST)) {
+	if (over_share(tls_charged_uid(o), SHARE_HANDSHAKES, TLS_EACH_NS, TLS_MOST)) {
 		lose(LOST_tls_shares);
 		return;
 	}
@@ -277,6 +277,7 @@ int tls_exit(struct bpf_raw_tracepoint_args *ctx)
 	give_share_back(uid, SHARE_TLS_PROCESSES, TLS_PLACES_EACH_NS);
 	if (!n)
 		return 0;
+	give_share_back(uid, SHARE_HANDSHAKES_OPEN, (n & 0xffff) * TLS_PLACES_EACH_NS);	/* the agent removes them */
 	struct tls_exit_event *e = tls_exits.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_tls_exits);
@@ -285,6 +286,5 @@ int tls_exit(struct bpf_raw_tracepoint_args *ctx)
 	e->t_ns = bpf_ktime_get_boot_ns();
 	fill_proc(&e->proc, task);
 	tls_exits.ringbuf_submit(e, QUIET);
-	give_share_back(uid, SHARE_HANDSHAKES_OPEN, (n & 0xffff) * TLS_PLACES_EACH_NS);	/* the agent removes them */
 	return 0;
 }

@@ -28,7 +28,7 @@ struct tls_key {
 	u32 pad;
 };
 
-BPF_TABLE("hash", struct tls_key, struct tls_open, tls_opened, 16384);
+BPF_TABLE("lru_hash", struct tls_key, struct tls_open, tls_opened, 16384);
 
 static __always_inline void tls_no_socket(struct tls_open *o)
 {
@@ -250,11 +250,11 @@ static __always_inline void tls_thread_exits(struct control *c, u32 tid)
 }
 
 /* Whose share has the handshake's record: the client's user, if both ends are on this host. */
-static __always_inline u32 tls_payer(struct tls_open *o)
+static __always_inline u32 tls_charged_uid(struct tls_open *o)
 {
 	u64 sk = o->used ? o->used : o->sk;
 	struct tcp_socket *s = sk && sk != UNKNOWN64 ? tcp_sockets.lookup(&sk) : 0;
-	return s && s->sock.role == TCP_ROLE_SERVER ? s->payer : o->uid;
+	return s && s->sock.role == TCP_ROLE_SERVER ? s->charged_uid : o->uid;
 }
 
 static __always_inline void tls_over(struct tls_open *o)
@@ -271,6 +271,6 @@ static __always_inline void tls_leaves_none(u32 tid) {}
 static __always_inline void tls_thread_exits(struct control *c, u32 tid) {}
 static __always_inline void tls_leaves(struct tls_key *key, struct tls_open *o, struct tls_layout *l, u32 tid, u64 from, bool going) {}
 static __always_inline void tls_over(struct tls_open *o) {}
-static __always_inline u32 tls_payer(struct tls_open *o) { return o->uid; }
+static __always_inline u32 tls_charged_uid(struct tls_open *o) { return o->uid; }
 static __always_inline bool tls_peer_closed(struct tls_open *o) { return false; }
 #endif

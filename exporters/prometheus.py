@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.common.fairness import Places, UpperBound
+from agent.common.printable import printable
 from agent.contracts import Stating
-from agent.errors import AgentError, printable
+from agent.errors import AgentError
 from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render

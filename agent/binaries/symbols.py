@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -118,11 +119,7 @@ def nearest(written: str, names: dict[str, str]) -> list[str]:
     """names: displayed name -> name in the file. Results have both if they differ."""
     last = _last(written)
     same = [name for name in names if _last(name) == last]
-    like = []
-    if len(names) <= _MOST_COMPARED:
-        import difflib
-
-        like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5)
+    like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5) if len(names) <= _MOST_COMPARED else []
     inside = [name for name in names if len(last) > 2 and last in name.lower()]
     found = list(dict.fromkeys([*same, *like, *inside]))[:_MOST_NEAR]
     return [name if names[name] == name else f"{name} ({names[name]})" for name in found]

@@ -8,8 +8,8 @@ from typing import Any
 
 from agent.common.duration import span
 from agent.common.instants import iso
+from agent.common.printable import printable
 from agent.common.table import DERIVED
-from agent.errors import printable
 from agent.tables import TABLES
 
 _BOOT_TIMES = {

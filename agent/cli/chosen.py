@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from agent.errors import NO_ROWS, USAGE, AgentError, printable
+from agent.common.printable import printable
+from agent.errors import NO_ROWS, USAGE, AgentError
 
 _NEAR, _FEW = 5, 0.3
 

@@ -9,7 +9,8 @@ import click
 
 from agent.cli import options
 from agent.columns import NULL_I64
-from agent.errors import NO_ROWS, USAGE, AgentError, printable
+from agent.common.printable import printable
+from agent.errors import NO_ROWS, USAGE, AgentError
 
 _WIDTH = 100
 _AROUND_S = 10
@@ -119,7 +120,7 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
         *_wrapped(f"began    {wall}boot+{start / 1e9:.3f}; {going}", "  ", 11),
         *_wrapped(f"symptom  {row['symptom']} of {row['subject']}", "  ", 11),
         *_wrapped(
-            f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence']:.2f}{_meaning(row['cause'])}",
+            f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence'] or 0.0:.2f}{_meaning(row['cause'])}",
             "  ",
             11,
         ),

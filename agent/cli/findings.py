@@ -179,13 +179,13 @@ def joined(
         "causes": [
             {"cause": v["cause"], "confidence": v["score"], "words": v["reason"]}
             for v in mine[0]
-            if v["score"] > 0 and v["cause"] != "unknown"
+            if (v["score"] or 0.0) > 0 and v["cause"] != "unknown"
         ],
         "ruled_out": [{"cause": v["cause"], "words": v["reason"]} for v in mine[0] if v["ruled_out"]],
         "not_checked": [
             {"cause": v["cause"], "words": v["reason"]}
             for v in mine[0]
-            if not v["ruled_out"] and v["score"] <= 0 and v["cause"] != "unknown"
+            if not v["ruled_out"] and (v["score"] or 0.0) <= 0 and v["cause"] != "unknown"
         ],
         "evidence": [{name: e[name] for name in _EVIDENCE if e[name] not in (None, "", {})} for e in seen],
     }

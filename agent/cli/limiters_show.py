@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS, AgentError, printable
+from agent.common.printable import printable
+from agent.errors import NO_ROWS, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource

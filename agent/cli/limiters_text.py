@@ -9,7 +9,7 @@ from agent.cli.cells import cell, duration
 from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
 from agent.cli.limiters_series import LimiterSeries
 from agent.cli.output import coloured
-from agent.errors import printable
+from agent.common.printable import printable
 
 _LISTED = 6
 #: The drawn series, the topmost last: name, colour, character for a terminal without Braille.

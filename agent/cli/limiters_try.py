@@ -159,7 +159,7 @@ def _keys(records: np.ndarray) -> list[str | None]:
     """The keys, as the program has them."""
     import numpy as np
 
-    from agent.errors import printable
+    from agent.common.printable import printable
     from agent.limiters.catalogue import seen
     from agent.limiters.functions.declared import NUMBER
     from agent.limiters.reading import UNKNOWN

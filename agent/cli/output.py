@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from agent.cli import cells, layout
-from agent.errors import AgentError, printable
+from agent.common.printable import printable
+from agent.errors import AgentError
 
 SCHEMA = 1
 _TABLE_ROWS = 1000

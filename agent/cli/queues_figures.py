@@ -14,7 +14,7 @@ from agent.cli.queues_clients import ClientProcess
 from agent.cli.queues_order import OrderCounts
 from agent.cli.queues_series import QueueSeries
 from agent.cli.queues_text import behind, count, label, lag_text, seconds
-from agent.errors import printable
+from agent.common.printable import printable
 
 _LISTED = 6
 _LABEL = 14

@@ -9,7 +9,7 @@ from typing import Any
 from agent.cli import layout
 from agent.cli.clock_text import can, paint
 from agent.common.duration import brief
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.queues.status import severity
 
 _BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from agent.cli import options
-from agent.errors import printable
+from agent.common.printable import printable
 
 #: A round takes at most a fifth of the time, however large the store is.
 _IDLE = 4

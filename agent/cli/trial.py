@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.printable import printable
 from agent.common.settings import Place
-from agent.errors import PRIVILEGE, USAGE, AgentError, printable
+from agent.errors import PRIVILEGE, USAGE, AgentError
 from agent.limiters.functions.declared import OwnFunction
 from agent.limiters.functions.settings import entries, functions, is_shared, matches
 

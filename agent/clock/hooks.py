@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from agent.clock.settings import HookSettings
 from agent.common.fairness import UpperBound
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.posix import privilege
 from agent.posix.supervisor import Forked, Supervised
 

@@ -46,7 +46,7 @@ class UpperBound(NamedTuple):
         if isinstance(self.most, str):
             return self.most
         each = f", {self.most / PART:,g} per user" if self.shared else ""
-        return f"{self.most:,g} {self.unit}".rstrip() + each
+        return f"{self.most:,.12g} {self.unit}".rstrip() + each
 
 
 class NoPlaceError(OSError):

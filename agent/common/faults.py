@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agent.batch import Batch, Loss, losses
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.log import log_message
 
 T = TypeVar("T")

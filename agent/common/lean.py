@@ -32,7 +32,7 @@ def without(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)  # another thread may be here, too
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def hollow(name: str, **members: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)  # another thread may be here, too
 
 
 def without_inspect() -> AbstractContextManager[None]:

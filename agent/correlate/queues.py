@@ -55,8 +55,8 @@ _AFTER_S = 2  # and for this long after it, while the backlog is processed
 DELIVERED = ("pending_s", "idle_s")
 _CAUGHT_UP = 1.5  # times the usual rate, above which a group processes a backlog
 _EVER_S = 3e9  # 95 years
-#: Statuses of a group that makes no progress; ``stuck`` in recordings of earlier versions.
-_STILL = (b"stalled", b"stopped", b"stuck")
+#: Statuses of a group that makes no progress.
+_STILL = (b"stalled", b"stopped")
 _CARRY_S = 10  # a poll's answer is valid for this long, so that slow polling does not look like recovery
 
 
@@ -113,7 +113,7 @@ class QueueWatch(Watch):
             self._note_slow_servers(polls, second)
             polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
         if polls is not None and len(polls):
-            # Recordings of earlier versions have no cluster: the server stands for it.
+            # Where the cluster is not known, the server stands for it.
             server = np.where(polls["cluster"] == b"", polls["peer"], np.zeros(1, polls["peer"].dtype))
             names = [polls[c] for c in ("system", "cluster", "destination", "partition", "consumer_group")]
             _, group = groups([server, *names])

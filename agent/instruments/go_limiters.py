@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.binaries import gofacts
 from agent.binaries.contract import Analysis
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.instruments.declared_functions import declares
 from agent.instruments.kind import BinaryKind, KindContext
 from agent.targets.asked import ProbeRequest

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.common.version import VERSION
-from agent.errors import USAGE, AgentError, log_message
+from agent.errors import USAGE, AgentError
 from agent.lab import effect, oplog, truth
 from agent.lab.deadline import at_most
 from agent.lab.kind import Fault, Kind, Offender, kinds
@@ -23,6 +23,7 @@ from agent.lab.observer import Observer
 from agent.lab.plan import Group
 from agent.lab.program import LabProgram, programs, with_systems
 from agent.lab.stage.stage import LISTENS_S, Stage
+from agent.log import log_message
 
 WARM_S, LAST_S = 14.0, 8.0
 #: Longer than the start and end of agent and workload take.

@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.log import log_message
 from agent.posix.process_source import ProcessSource
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 #: From the least to the most severe.
 STATUSES = ("ok", "draining", "unknown", "lagging", "rewound", "stalled", "stopped", "down")
-#: What rows of earlier versions have: stuck was stalled or stopped.
-_EARLIER = {"stuck": "stalled"}
 WINDOW_NS = 10_000_000_000
 #: Slow trends show in a window of this length, of which every tenth part keeps one sample.
 _SLOW_NS = 60_000_000_000
@@ -37,7 +35,7 @@ _AGREE = 3
 
 def severity(status: str | None) -> int:
     """0 for ok and for no status; larger is worse. A status that is not listed is like unknown."""
-    status = _EARLIER.get(status or "ok", status or "ok")
+    status = status or "ok"
     return STATUSES.index(status if status in STATUSES else "unknown")
 
 

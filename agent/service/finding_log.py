@@ -9,8 +9,8 @@ import numpy as np
 from agent.batch import Batch
 from agent.common import host
 from agent.common.duration import instant, span
+from agent.common.printable import printable
 from agent.common.sentence import pieces, text_of
-from agent.errors import printable
 from agent.log import INFO, NOTICE, WARNING, log_message
 from agent.service.containers import of_process
 from agent.tables import TABLES

@@ -22,8 +22,8 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.alive import gone
 from agent.common.duration import span
+from agent.common.printable import printable
 from agent.common.sentence import pieces, text_of
-from agent.errors import printable
 from agent.queues.status import severity
 from agent.service.screen import Part, cut, fitted, joined, row, size
 from agent.tables import TABLES

@@ -4,6 +4,7 @@ as AgentError. CLI process only.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,19 @@ _EXPLAIN = re.compile(
 )
 
 
+def _token_hex(n: int) -> str:
+    return os.urandom(n).hex()
+
+
 def plain() -> duckdb.DuckDBPyConnection:
     """A database in memory with a small footprint."""
     # Avoids loading OpenSSL, 3 MB, and what only DuckDB's version and HTML need, 3 MB.
-    with without("_hashlib"), hollow("importlib.metadata", version=str), hollow("secrets"), hollow("html"):
+    with (
+        without("_hashlib"),
+        hollow("importlib.metadata", version=str),
+        hollow("html"),
+        hollow("secrets", token_hex=_token_hex),
+    ):
         import duckdb
 
     # A cache of file contents would pay only for repeated reads. Nothing is spilled to disk.

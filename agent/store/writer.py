@@ -18,8 +18,8 @@ from agent.batch import Batch
 from agent.common import remedy
 from agent.common.copies import copied
 from agent.common.fairness import UpperBound
+from agent.common.printable import printable
 from agent.common.sentence import ToWall, unknown
-from agent.errors import printable
 from agent.log import ERROR, log_message
 from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore

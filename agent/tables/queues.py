@@ -34,11 +34,7 @@ DECLARED = (
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
         f64("out_per_s", "acknowledgements", "1/s"),
-        text(
-            "status",
-            16,
-            "ok draining unknown lagging rewound stalled stopped gone down (docs/queues.md); in earlier versions stuck",
-        ),
+        text("status", 16, "ok draining unknown lagging rewound stalled stopped gone down (docs/queues.md)"),
         text("reason", 128, "why that status"),
         enum(
             "failure",

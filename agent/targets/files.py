@@ -15,7 +15,7 @@ from typing import Any
 
 from agent.binaries.contract import Analysis, Instance
 from agent.common.fairness import NoPlaceError, Places
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.kernel import detach
 from agent.kernel.limits import FACTS_KEPT, MOST_DESCRIPTORS, PROBE_SHARE, TRIES
 from agent.kernel.steps import BlockedError, Steps, Wait, at_once

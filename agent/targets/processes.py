@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.kernel.limits import ALL_FILES_A_PROCESS, FILES_A_PROCESS, MAPPINGS_A_FILE
 from agent.kernel.opening import MAPS_BYTES
 from agent.kernel.steps import Steps, Wait

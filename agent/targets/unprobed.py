@@ -10,7 +10,7 @@ from functools import partial
 
 from agent.batch import Batch, make
 from agent.common.fairness import Places
-from agent.errors import printable
+from agent.common.printable import printable
 from agent.kernel.limits import PROGRAMS_REPORTED
 from agent.tables import TABLES
 from agent.targets.asked import Owner

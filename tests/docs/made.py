@@ -468,7 +468,7 @@ def bounds() -> str:
     text = "".join(path.read_text() for path in sorted((ROOT / "bpf").glob("*.[ch]")))
     for stem, (what, lost) in SHARES.items():
         each_ns, most = (int(re.findall(rf"#define {stem}_{name} (\d+)", text)[0]) for name in ("EACH_NS", "MOST"))
-        rate = f"{most} at once, {1e9 / each_ns:,.0f} per second; all users other than root together: twice that"
+        rate = f"{most:,} at once, {1e9 / each_ns:,.0f} per second; all users other than root together: twice that"
         found.append(UpperBound("rows", what, rate, "dropped", f"`loss` (`kernel`: `{lost}`)"))
     defined = dict(re.findall(r"#define (\w+) (\d+)", text))
     defined["TCP_SOCKETS"] = str(discover()["tcp"].options["TCP_SOCKETS"] // PART)

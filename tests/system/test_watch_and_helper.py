@@ -41,7 +41,8 @@ def test_stopped_ones_are_reported_and_are_back_when_they_go_on(start: Callable[
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    until(agent, lambda s: s["helper"] == "running" and s["clock"]["watch"] == "running" and not s["sources"])
+    until(agent, lambda s: s["helper"] == "running" and s["clock"]["watch"] == "running")
+    until(agent, lambda s: "notices socket" not in [one["source"] for one in s["sources"]])
     assert [agent.pid("helper"), agent.pid("clock watch")] == pids
     until(agent, lambda s: {p["state"] for p in s["probes"]} - {"off"} == {"attached"})
     assert "clock watch: the process that watches the clock sends no heartbeat" in agent.log()

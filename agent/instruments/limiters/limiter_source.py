@@ -20,8 +20,8 @@ from agent.batch import Batch, make
 from agent.binaries.contract import Analysis, Instance
 from agent.common.clocks import boot_ns
 from agent.common.copies import only
+from agent.common.printable import printable
 from agent.contracts import Due, Pending
-from agent.errors import printable
 from agent.instruments.kind import Attached, render
 from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
 from agent.instruments.limiters.decisions import Called, unnamed
