@@ -18,12 +18,13 @@ from agent.tables import TABLES
 READS = {**SERVERS, "syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "sum_ns", "max_ns")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
-_BEFORE_NS = 60 * SECOND
+_BEFORE_NS, _KNOWN_NS = 60 * SECOND, 30 * SECOND  # what is usual is taken from this time, and at least from that
 _LEAST_NS = 100_000_000  # consumers usually wait for milliseconds
 _RATIO, _USUALLY = 3, 0.8  # times the usual longest wait of a second: this quantile of those before
 # Libraries that look for signals wait again and again, for 0.1 s each (psycopg 3): calls of at least this mean length
 # that fill this part of a second are one wait.
 _SLICE_NS, _FILLED = 50_000_000, 0.8
+_STEADY_NS = 15 * SECOND  # a process that so waited before does so all the time
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Dependency:
 
 def _began_ns(episode: Episode, view: View) -> int:
     """When the consumers became slow, at the latest: a queue falls behind before that is a symptom. If its oldest
-    message has waited for so long, they have been slow since then.
+    message has waited for so long, they have been slow since then. No earlier than rows show what was usual before.
     """
     aged_ns = int((view.config.age_rise_s + 1) * SECOND)
     waited_ns = int(episode.value * SECOND) if episode.unit == "s" else 0
-    return min(episode.start_ns - aged_ns, episode.end_ns - waited_ns)
+    began_ns = min(episode.start_ns - aged_ns, episode.end_ns - waited_ns)
+    return max(began_ns, episode.end_ns - view.config.keep_ns + _KNOWN_NS)
 
 
 def dependency(episode: Episode, view: View) -> Dependency | None:
@@ -72,8 +74,9 @@ def _dependency(episode: Episode, view: View) -> Dependency | None:
         if not len(now):
             continue
         usual_ns = np.sort(before["max_ns"])[int(_USUALLY * (len(before) - 1))] if len(before) else 0
-        its_ns = max(int(now["max_ns"].max()), _repeated_ns(now))
-        if its_ns >= max(_LEAST_NS, _RATIO * max(usual_ns, _repeated_ns(before))) and its_ns > longest_ns:
+        again_ns = _repeated_ns(before)
+        its_ns = max(int(now["max_ns"].max()), 0 if again_ns >= _STEADY_NS else _repeated_ns(now))
+        if its_ns >= max(_LEAST_NS, _RATIO * max(usual_ns, again_ns)) and its_ns > longest_ns:
             worst, longest_ns = now[np.argmax(now["max_ns"])], its_ns
     return None if worst is None else _of(worst, longest_ns, episode, view)
 

@@ -7,35 +7,40 @@ does so. A limiter may also block a key for longer than its window, as a penalty
 asked for more than the limit just before. Nor does one that never passed (a list of blocked keys), or whose window is
 not known (it may be a day). If the limit is not known, what the key asked for while it passed takes its place.
 
-Processes are not told apart, since their limiters may share a counter.
+Processes are not told apart, since their limiters may share a counter. But decisions that were observed, and those that
+each user reported, are: any user can report a decision of any limiter.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from agent.common.alike import most
-from agent.common.fairness import UpperBound
+from agent.common.fairness import Places, UpperBound
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known, shared
+from agent.correlate.rows import known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
 _CODES = {name: TABLES["limiter_decision"].code("result", name) for name in ("allowed", "refused", "delayed")}
+_REPORTED = tuple(TABLES["limiter_decision"].code("source", name) for name in ("socket", "otlp"))
+#: What has one identity: the key of a limiter, as it was observed, or as a user reported it.
+_ID = ("limiter_id", "key", "source", "reporter_uid")
 
 #: Columns that the symptom reads.
 READS = {
     "limiter_decision": (
-        *("limiter_id", "key", "result", "cost", "limit_per_s", "burst", "window_ns", "sample_rate", "unexpired_ns"),
+        *_ID,
+        *("result", "cost", "limit_per_s", "burst", "window_ns", "sample_rate", "unexpired_ns"),
     )
 }
 #: How long it must have been refused: a multiple of its window, and a minimum; and how often.
@@ -45,8 +50,9 @@ _WITHIN, _USUAL = 0.9, 1.2
 #: What a key without a known limit may ask for at once, as a multiple of what is usual.
 _BURST = 2.0
 _PARTS = 8  # of a window
-_NEW_PER_S = 512  # keys that may be new in a second
-_LIMITERS, _MOST_ACTIVE = 256, 8
+_NEW_PER_S = 512  # keys of a user that may be new in a second
+_LIMITERS, _USERS = 256, 64
+_MOST_ACTIVE, _A_USERS_ACTIVE = 8, 16  # stuck keys of a limiter, and that one user reports
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -55,9 +61,10 @@ BOUNDS = (
         CorrelatorConfig.keys,
         "others are not reported as stuck, as long as these are used",
         "-",
+        shared=True,
     ),
 )
-_Id = tuple[bytes, bytes]
+_Id = tuple[bytes, bytes, int, int]
 
 
 @dataclass(slots=True)
@@ -67,9 +74,9 @@ class KeyHistory:
 
     first, last: seconds with its first and its last request. allowed: decisions; asked: units, while it passed.
     refused_ns: since when it has only been refused, 0: it passes; refused: decisions; refused_asked: units; others:
-    how many decisions of its limiter were allowed before. excused: it had asked for more than it may, so that it may be
-    blocked for a time. counted_ns: its last decision that was refused or had it; unexpired_ns: that
-    column of its last decision, 0: null.
+    how many decisions of its limiter were allowed before. over_before: it had asked for more than it may, so that it
+    may be blocked for a time. counted_ns: its last decision that was refused or had it; unexpired_ns: that column of
+    its last decision, 0: null.
     """
 
     window_s: float
@@ -83,7 +90,7 @@ class KeyHistory:
     refused: int = 0
     refused_asked: float = 0.0
     others: float = 0.0
-    excused: bool = False
+    over_before: bool = False
     counted_ns: int = 0
     unexpired_ns: int = 0
     pid: int = -1
@@ -112,13 +119,13 @@ class KeyHistory:
 
     def beyond(self) -> bool:
         """Whether it asked for more than it may within the last window."""
-        may = _BURST * self.usual_per_s * self.window_s + 3 if math.isnan(self.limit) else self.limit
-        return sum(self.parts) > may
+        usual_units = _BURST * self.usual_per_s * self.window_s + 3
+        return sum(self.parts) > (usual_units if math.isnan(self.limit) else self.limit)
 
     @property
     def stuck(self) -> bool:
         lasted_s = (self.refused_end_ns - self.refused_ns) / SECOND
-        if not self.refused_ns or self.excused or self.refused < _LEAST or self.allowed < _LEAST:
+        if not self.refused_ns or self.over_before or self.refused < _LEAST or self.allowed < _LEAST:
             return False
         if lasted_s < max(_WINDOWS * self.window_s, _LEAST_S):
             return False
@@ -128,7 +135,7 @@ class KeyHistory:
         return watched_s >= _WINDOWS * self.window_s and self.asked_per_s <= _USUAL * self.usual_per_s
 
     @property
-    def patience_s(self) -> float:
+    def kept_s(self) -> float:
         """How long after its last request it may still be in its present state."""
         return max(2 * self.window_s, _LEAST_S)
 
@@ -142,25 +149,31 @@ class KeyWatch(Watch):
         super().__init__(config, symptoms, guard)
         self._passing: OrderedDict[_Id, KeyHistory] = OrderedDict()
         self._refused: OrderedDict[_Id, KeyHistory] = OrderedDict()
-        self._allowed: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # decisions, and the last second with one
+        self._passing_places, self._refused_places = Places(config.keys // 2), Places(config.keys // 2)
+        #: By user and limiter: decisions, and the last second with one.
+        self._allowed: OrderedDict[int, OrderedDict[bytes, tuple[float, int]]] = OrderedDict()
         self._of: dict[int, _Id] = {}
         self.stuck: dict[_Id, KeyHistory] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         decisions = rows.get("limiter_decision")
         if decisions is not None and (decisions["key"] != b"").any():
-            self._take(second, decisions, *shared(rows, "limiter_decision", "limiter_id", "key"))
+            self._take(second, decisions, *shared(rows, "limiter_decision", *_ID))
         self.stuck = {
             of: one
             for of, one in self._refused.items()
-            if second - one.last <= one.patience_s
-            and (one.unexpired_ns or (one.stuck and self._others_pass(of[0], one, second)))
+            if second - one.last <= one.kept_s
+            and (one.unexpired_ns or (one.stuck and self._others_pass(of, one, second)))
         }
         return np.zeros(1 if self.stuck else 0, np.int64)
 
-    def _others_pass(self, limiter: bytes, one: KeyHistory, second: int) -> bool:
-        n, last = self._allowed.get(limiter, (0.0, 0))
-        return n - one.others >= _LEAST and second - last <= one.patience_s
+    def _others_pass(self, of: _Id, one: KeyHistory, second: int) -> bool:
+        n, last = self._passed(of)
+        return n - one.others >= _LEAST and second - last <= one.kept_s
+
+    def _passed(self, of: _Id) -> tuple[float, int]:
+        its = self._allowed.get(_user(of))
+        return (0.0, 0) if its is None else its.get(of[0], (0.0, 0))
 
     def _take(self, second: int, decisions: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
         result = decisions["result"]
@@ -174,10 +187,11 @@ class KeyWatch(Watch):
         asked = np.bincount(group, units * (passes | (result == _CODES["refused"])), n)
         ages = np.where(known(decisions["unexpired_ns"]), decisions["unexpired_ns"], 0)
         unexpired = most(np.zeros(n, np.int64), group, ages)
-        self._count(second, decisions["limiter_id"][first], allowed)
-        new = _NEW_PER_S
+        ids = list(zip(*(decisions[name][first].tolist() for name in _ID), strict=True))
+        self._count(second, ids, allowed.tolist())
+        new = Counter[int]()
         values = zip(
-            zip(decisions["limiter_id"][first].tolist(), decisions["key"][first].tolist(), strict=True),
+            ids,
             *(each.tolist() for each in (allowed, refused, asked, unexpired, *_windows(decisions[last]), first, last)),
             strict=True,
         )
@@ -186,66 +200,80 @@ class KeyWatch(Watch):
                 continue
             one = self._refused.get(of) or self._passing.get(of)
             if one is None:
-                if not age_ns and (n_refused or not n_allowed or not new):  # it may be blocked on purpose
+                if not age_ns and (n_refused or not n_allowed):  # it may be blocked on purpose
                     continue
-                if not (window_s or age_ns):
+                if not window_s or new[_user(of)] >= _NEW_PER_S:
                     continue
-                new -= 1 if new else 0
-                one = KeyHistory(window_s or 1.0, limit, second)
+                new[_user(of)] += 1
+                one = KeyHistory(window_s, limit, second)
             one.window_s, one.limit = max(one.window_s, window_s), limit if window_s else one.limit
             one.ask(second, n_asked)
             one.unexpired_ns = age_ns
             if n_allowed:
-                one.refused_ns, one.refused, one.refused_asked, one.excused = 0, 0, 0.0, False
+                one.refused_ns, one.refused, one.refused_asked, one.over_before = 0, 0, 0.0, False
                 one.allowed, one.asked = one.allowed + n_allowed, one.asked + n_asked
             elif n_refused:
-                self._refuse(one, of[0], int(n_refused), n_asked, decisions[at], decisions[end])
+                self._refuse(one, of, int(n_refused), n_asked, decisions[at], decisions[end])
             if n_refused or age_ns:
                 row = decisions[end]
                 one.counted_ns, one.pid, one.comm = int(row["t_ns"]), int(row["pid"]), row["comm"]
                 one.tick = int(row["proc_start_ns"]) // 10_000_000
             self._keep(of, one, second)
 
-    def _refuse(self, one: KeyHistory, limiter: bytes, n: int, asked: float, first: np.void, last: np.void) -> None:
+    def _refuse(self, one: KeyHistory, of: _Id, n: int, asked: float, first: np.void, last: np.void) -> None:
         if not one.refused_ns:
-            one.refused_ns, one.excused = int(first["t_ns"]), one.beyond()
-            one.others = self._allowed.get(limiter, (0.0, 0))[0]
+            one.refused_ns, one.over_before = int(first["t_ns"]), one.beyond()
+            one.others = self._passed(of)[0]
         one.refused_end_ns = int(last["t_ns"])
         one.refused, one.refused_asked = one.refused + n, one.refused_asked + asked
 
-    def _count(self, second: int, limiters: np.ndarray, allowed: np.ndarray) -> None:
-        first, group = groups([limiters])
-        for limiter, n in zip(limiters[first].tolist(), np.bincount(group, allowed).tolist(), strict=True):
+    def _count(self, second: int, ids: list[_Id], allowed: list[float]) -> None:
+        for of, n in zip(ids, allowed, strict=True):
             if n:
-                self._allowed[limiter] = self._allowed.pop(limiter, (0.0, 0))[0] + n, second
-                if len(self._allowed) > _LIMITERS:
+                user, limiter = _user(of), of[0]
+                its = self._allowed[user] = self._allowed.pop(user, OrderedDict())
+                its[limiter] = its.pop(limiter, (0.0, 0))[0] + n, second
+                if len(its) > _LIMITERS:
+                    its.popitem(last=False)
+                if len(self._allowed) > _USERS:
                     self._allowed.popitem(last=False)
 
     def _keep(self, of: _Id, one: KeyHistory, second: int) -> None:
-        both = self._passing, self._refused
-        there, here = both if one.refused_ns or one.unexpired_ns else both[::-1]
-        there.pop(of, None)
-        if of not in here and len(here) >= self.config.keys // 2:
-            oldest, its = next(iter(here.items()))
-            if second - its.last <= its.patience_s:
+        both = (self._passing, self._passing_places), (self._refused, self._refused_places)
+        (there, its_places), (here, places) = both if one.refused_ns or one.unexpired_ns else both[::-1]
+        user = _user(of)
+        if there.pop(of, None) is not None:
+            its_places.give_back(user)
+        if of not in here:
+            if places.refusal(user) and here:
+                oldest, its = next(iter(here.items()))
+                if second - its.last > its.kept_s:
+                    del here[oldest]
+                    places.give_back(_user(oldest))
+                else:
+                    here.move_to_end(oldest)  # it may be kept for days: the next time, another one is looked at
+            if places.refusal(user):
                 return
-            del here[oldest]
+            places.take(user)
         here[of] = one
         here.move_to_end(of)
 
     def episodes(self, second: int) -> list[tuple[_Id, KeyHistory, int]]:
-        """The stuck keys with their slots: those that were before, and new ones as long as few of their limiter are."""
+        """The stuck keys with their slots: those that were before, and new ones as long as few of their limiter are,
+        and few that one user reports.
+        """
         active = {slot: self._of.get(slot) for _, slot in self.active}
-        n: dict[bytes, int] = {}
+        n = Counter[object]()
         for of in active.values():
             if of is not None:
-                n[of[0]] = n.get(of[0], 0) + 1
+                n.update((_user(of), (_user(of), of[0])))
         found = []
         for of, one in self.stuck.items():
             if of not in active.values():
-                if n.get(of[0], 0) >= _MOST_ACTIVE:
+                user, limiter = _user(of), (_user(of), of[0])
+                if n[limiter] >= _MOST_ACTIVE or (user and n[user] >= _A_USERS_ACTIVE):
                     continue
-                n[of[0]] = n.get(of[0], 0) + 1
+                n.update((user, limiter))
             slot = self.series.slot(of, second)
             if slot >= 0:
                 self._of[slot] = of
@@ -253,14 +281,19 @@ class KeyWatch(Watch):
         return found
 
     def describe(self, symptom: str, slot: int) -> Episode:
-        limiter, key = self._of[slot]
-        one = self.stuck[limiter, key]
+        of = limiter, key, _, uid = self._of[slot]
+        one = self.stuck[of]
         name, pid = text(limiter), one.pid if one.pid > 0 else None
         subject = f"key {text(key)} of limiter {name} ({process(text(one.comm), pid)})"
         episode = Episode(symptom, (name,), slot, subject, f"limiter {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
-        episode.keys = {"limiter_id": name, "key": text(key)}
+        episode.keys = {"limiter_id": name, "key": text(key)} | ({"reporter_uid": uid} if uid >= 0 else {})
         episode.pid, episode.start_tick, episode.comm = pid, one.tick, text(one.comm)
         return episode
+
+
+def _user(of: _Id) -> int:
+    """Whose places it takes: root's if it was observed, -1 if its reporter is unknown."""
+    return max(of[3], -1) if of[2] in _REPORTED else 0
 
 
 def _windows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

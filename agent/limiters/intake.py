@@ -93,6 +93,7 @@ _COLUMNS = (
     "pid",
     "proc_start_ns",
     "comm",
+    "reporter_uid",
     "limiter_id",
     "result",
     "key",
@@ -370,6 +371,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         columns["pid"] = [message.pid for message in messages]
         columns["proc_start_ns"] = [identity.start_ns for identity in identities]
         columns["comm"] = [identity.comm for identity in identities]
+        columns["reporter_uid"] = [message.uid for message in messages]
         if "tid" in columns:
             columns["tid"] = [
                 self._threads.host(message.pid, identity.start_ns, message.uid, tid, message.sent_ns)

@@ -183,7 +183,7 @@ class OtlpServer:
             self.counts["metrics"] += 1
             return answer
         async with self._small if len(data) <= SMALL_BYTES else self._large:
-            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, client.as_json)
+            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, client)
         self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
         now_ns = time.monotonic_ns()
         given = min(len(rows), max(0, int(self._budget.left(client.uid, now_ns))))
@@ -202,18 +202,19 @@ class OtlpServer:
             answer.partial_success.error_message = _text(why)
         return answer
 
-    def _rows(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, int, str]:
+    def _rows(self, signal: str, data: bytes, client: OtlpClient) -> tuple[list[bytes], int, int, str]:
         """Packed rows; how many records there are; how many of them cannot be read, and why the first."""
         rows: list[bytes] = []
         seen = invalid = 0
         why = ""
+        user = {} if client.uid < 0 else {"reporter_uid": client.uid}
         try:
-            for seen, record in enumerate(records(signal, data, as_json), 1):
+            for seen, record in enumerate(records(signal, data, client.as_json), 1):
                 if seen > MAX_RECORDS:
                     raise RequestRefused(413, "too_large", f"a request has at most {MAX_RECORDS} spans, events or logs")
                 try:
                     if record is not None and (values := self._mapper.decision(record)) is not None:
-                        rows.append(PACKER.pack((values,)))
+                        rows.append(PACKER.pack((values | user,)))
                 except Malformed as error:
                     invalid, why = invalid + 1, why or str(error)
         except Malformed as error:

@@ -120,10 +120,12 @@ class RedisDecisions:
                 yield exchange, values
                 return
         if command not in self._own or command == b"SET":  # a user's own, of other keys
-            age_ns = self.counters.unexpired_ns(exchange)
+            age_ns, expiry_ns = self.counters.unexpired(exchange)
             for one, limiter, window in self._windows.take(exchange):
                 values = self._of_window(one, limiter, window)
-                yield one, values | {"unexpired_ns": age_ns} if age_ns and one is exchange else values
+                if age_ns and one is exchange:
+                    values = {"window_ns": expiry_ns} | values | {"unexpired_ns": age_ns}
+                yield one, values
 
     def _learn(self, exchange: RedisExchange) -> None:
         words = exchange.words

@@ -53,6 +53,7 @@ DECLARED = (
             "a counter in Redis that no longer expires: time since it began; null: it does, or this is unknown",
             "ns",
         ),
+        i64("reporter_uid", "real user id of the process that reported it; null: it was observed, or this is unknown"),
         measure="duration_ns",
     ),
     table(

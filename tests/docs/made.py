@@ -444,13 +444,13 @@ PLACES = {
     "TCP_SOCKETS": ("open TCP connections of one user", "their process and duration are unknown", "tcp_shares"),
     "TCP_LISTENERS_MOST": (
         "listening TCP ports of one user",
-        "connections have no process until it uses them",
+        "connections have no process until the server process uses them",
         "tcp_shares",
     ),
     "TLS_OPEN_MOST": ("TLS handshakes under way of one user", "not seen", "tls_shares"),
     "TLS_THREADS_MOST": (
         "threads in TLS handshakes, and processes with handshakes, of one user",
-        "handshakes of others are not seen",
+        "further handshakes of that user are not seen",
         "tls_shares",
     ),
     "LIMITER_PLACES_MOST": ("limiter decisions under way of one user", "not seen", "limiter_shares"),

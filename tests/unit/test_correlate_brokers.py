@@ -139,9 +139,9 @@ def test_slow_consumers_that_always_hold_all_that_they_may_acknowledge_some() ->
     assert found(host) == [("queue_lag", "consumer_slow", "")]
 
 
-def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, **more: object) -> None:
+def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, until: int = UNTIL, **more: object) -> None:
     """A worker talks to its broker and to its database all the time; max_ns: its waits for the latter."""
-    t = T0 + np.arange(0, UNTIL) * S
+    t = T0 + np.arange(0, until) * S
     who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
     for to in (PEER, LEDGER):
         host.add(
@@ -214,3 +214,21 @@ def test_one_wait_of_many_short_calls(calls: int, cause: str) -> None:
     assert ("waited 18" in str(finding["sentence"])) == (cause == "consumer_slow")
     ruled_out = str(finding["sentence"]).partition("ruled out")[2]
     assert "consumer slow" not in ruled_out and "load" not in ruled_out  # no rate is known
+
+
+@pytest.mark.parametrize("slow_s", [None, 0.1])
+def test_waits_that_were_there_before_explain_no_old_message(slow_s: float | None) -> None:
+    """Its oldest message is older than the rows that are kept: an idle wait of each second, or a steady poller."""
+    unknown: dict[str, Any] = {"in_per_s": np.nan, "out_per_s": np.nan}
+    ages = np.arange(30) * 2 + 150.0
+    host = Host()
+    host.queue(0, 200, **{**WELL, **unknown, "lag": 20, "age": 30.0})
+    host.queue(200, 230, **{**WELL, **unknown, "lag": 20, "age": ages})
+    seconds = np.arange(0, 230)
+    if slow_s is None:
+        waiting_for_ledger(host, seconds[::2], np.full(115, 2 * S), until=230)
+    else:
+        polls = {"count": 10, "sum_ns": 990_000_000}
+        waiting_for_ledger(host, seconds, np.full(230, int(slow_s * S)), until=230, **polls)
+    found = [one for one in latest(run(host, 230)) if one["symptom"] == "queue_lag"]
+    assert found and {one["cause_detail"] for one in found} == {""}

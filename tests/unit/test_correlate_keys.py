@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.correlate.limiter_keys import KeyWatch
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.tables import TABLES
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, code, read, run
 
 _KEYS, _UNTIL_S, _FROM_S = 10, 150, 40
@@ -68,9 +72,12 @@ def play(
     rate: Callable[[str, float], float] = lambda key, at: 2.0,
     seed: int = 3,
     marked: Callable[[str, float], int] | None = None,
+    beside: dict[str, Any] | None = None,
     **columns: Any,
 ) -> list[dict[str, Any]]:
-    """rate: requests a second, by key and time. marked: ``unexpired_ns`` of a decision."""
+    """rate: requests a second, by key and time. marked: ``unexpired_ns`` of a decision. beside: columns of decisions
+    about the same limiter that come twice a second.
+    """
     host = Host(seed)
     asked: list[tuple[float, str]] = []
     for key in [f"c{i}" for i in range(_KEYS)]:
@@ -104,6 +111,13 @@ def play(
             **columns,
         },
     )
+    if beside is not None:
+        n = 2 * _UNTIL_S
+        rows = host.made[0].rows[:1].repeat(n)
+        rows["t_ns"] = T0 + np.arange(n) * S // 2
+        for name, value in beside.items():
+            rows[name] = value
+        host.made.append(Batch("limiter_decision", rows))
     found = [read(row) for batch in run(host, _UNTIL_S, tables=("finding",)) for row in batch.rows]
     return [row for row in found if row["symptom"] == "key_stuck"]
 
@@ -148,6 +162,32 @@ def test_it_ends_with_the_first_request_that_passes() -> None:
     assert found[-1]["state"] == "closed" and int(str(found[-1]["end_ns"])) < T0 + 112 * S
 
 
+OBSERVED = {"source": code("limiter_decision", "source", "redis")}
+
+
+def reported(uid: int, result: object = "allowed", key: bytes = b"c7") -> dict[str, Any]:
+    names = np.broadcast_to(np.array(result), 2 * _UNTIL_S)
+    return {
+        "source": code("limiter_decision", "source", "socket"),
+        "reporter_uid": uid,
+        "pid": 777,
+        "key": key,
+        "result": [code("limiter_decision", "result", str(name)) for name in names],
+    }
+
+
+@pytest.mark.parametrize("own", [OBSERVED, {"source": 1, "reporter_uid": 1000}], ids=["observed", "reported"])
+def test_what_another_user_reports_hides_nothing(own: dict[str, Any]) -> None:
+    assert play(fixed_window("c7"), beside=reported(1001), **own)
+    assert not play(fixed_window("c7"), beside=reported(1000), source=1, reporter_uid=1000)
+
+
+def test_what_a_user_reports_is_about_that_users_decisions() -> None:
+    """While it lets no other key pass, its key is not stuck, whatever passes elsewhere."""
+    forged = reported(1001, np.where(np.arange(2 * _UNTIL_S) < 80, "allowed", "refused"), b"c3")
+    assert play(fixed_window(), beside=forged, **OBSERVED) == []
+
+
 def hammered(key: str, at: float) -> float:
     return 40.0 if key == "c7" and at > _FROM_S else 2.0
 
@@ -167,6 +207,7 @@ HEALTHY: dict[str, tuple[Callable[[], Limiter], dict[str, Any]]] = {
     "at a penalty that begins anew": (lambda: penalty(60), {"rate": hammered}),
     "a penalty after one burst": (lambda: penalty(100), {"rate": once}),
     "a blocked key": (lambda: fixed_window(blocked={"c7": 0}), {}),
+    "a key that passed a few times": (lambda: fixed_window(blocked={"c7": 2}), {}),
     "a limit of nothing": (lambda: fixed_window(blocked={"c7": _FROM_S}), {"limit_per_s": 0.0}),
     "a key with few requests": (lambda: fixed_window("c7"), {"rate": lambda key, at: 0.05 if key == "c7" else 2.0}),
     "the quota of a day": (
@@ -191,11 +232,39 @@ def test_what_only_resembles_it(name: str) -> None:
     assert play(limiter(), **more) == []
 
 
-def test_very_many_keys_take_no_more_room() -> None:
-    from agent.correlate.limiter_keys import KeyWatch
-    from agent.correlate.thresholds import CorrelatorConfig
-    from agent.tables import TABLES
+def passing(keys: list[str], **columns: object) -> np.ndarray:
+    rows = TABLES["limiter_decision"].empty(len(keys))
+    rows["limiter_id"], rows["result"], rows["window_ns"] = b"x", code("limiter_decision", "result", "allowed"), 5 * S
+    rows["key"] = keys
+    for name, value in columns.items():
+        rows[name] = value
+    return rows
 
+
+def kept(watch: KeyWatch) -> set[str]:
+    return {of[1].decode() for of in watch._passing}
+
+
+def test_a_users_keys_leave_room_for_those_of_others() -> None:
+    watch, socket = KeyWatch(CorrelatorConfig(keys=64)), code("limiter_decision", "source", "socket")
+    for second in range(10):
+        flood = passing([f"a{second} {i}" for i in range(600)], source=socket, reporter_uid=1001, window_ns=10**15)
+        watch.step(second, {"limiter_decision": flood})
+    other = passing(["mine"], source=socket, reporter_uid=1002)
+    watch.step(10, {"limiter_decision": np.concatenate([other, passing(["seen"])])})
+    assert {"mine", "seen"} <= kept(watch) and len(watch._passing) == 64 // 2 // 4 + 2
+
+
+def test_a_key_with_a_long_window_does_not_block_new_ones() -> None:
+    watch = KeyWatch(CorrelatorConfig(keys=64))
+    watch.step(0, {"limiter_decision": passing(["day"], window_ns=86_400 * S)})
+    watch.step(1, {"limiter_decision": passing([f"old {i}" for i in range(31)])})
+    for second in range(100, 104):
+        watch.step(second, {"limiter_decision": passing(["new", "newer"])})
+    assert {"day", "new", "newer"} <= kept(watch) and len(watch._passing) == 32
+
+
+def test_very_many_keys_take_no_more_room() -> None:
     watch = KeyWatch(CorrelatorConfig(keys=64))
     rows = TABLES["limiter_decision"].empty(50)
     rows["limiter_id"], rows["result"], rows["window_ns"] = b"x", code("limiter_decision", "result", "allowed"), 5 * S
@@ -205,4 +274,4 @@ def test_very_many_keys_take_no_more_room() -> None:
         rows["result"][-1] = code("limiter_decision", "result", "refused" if second > 3 else "allowed")
         watch.step(second, {"limiter_decision": rows})
     assert len(watch._passing) <= 32 and len(watch._refused) <= 32
-    assert (b"x", b"mine") in watch._refused or (b"x", b"mine") not in watch._passing
+    assert "mine" not in kept(watch)

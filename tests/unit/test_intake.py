@@ -86,6 +86,7 @@ def test_every_member_arrives(path: Path, intake: Intake) -> None:
         TABLE.code("source", "socket"),
         TABLE.code("result", "refused"),
     )
+    assert row["reporter_uid"] == os.getuid()
     assert row["key"] == blake2b(b"10.0.0.1", digest_size=8).hexdigest().encode()
     for name in (
         "cost",

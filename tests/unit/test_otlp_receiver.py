@@ -259,6 +259,7 @@ def test_a_connection_s_process_is_looked_up_once() -> None:
         assert connection.sock is not None
         assert kept.rows["pid"].tolist() == [connection.sock.getsockname()[1]] * 3
         assert set(kept.rows["comm"].tolist()) == {b"shop"}
+        assert set(kept.rows["reporter_uid"].tolist()) == {os.getuid()}
         assert asked == [1]
         connection.close()
     finally:

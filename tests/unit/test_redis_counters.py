@@ -9,9 +9,9 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.limiters.scripted import Limiters
-from agent.redis_wire import counters
+from agent.redis_wire import counters, windows
 from agent.redis_wire.redis_reader import RedisReader
-from tests.unit.redis_pieces import Played, request
+from tests.unit.redis_pieces import Played, declared, request
 
 _S, _WINDOW_S, _EVERY_NS = 1_000_000_000, 5, 500_000_000
 #: (count, seconds since the program began, key) -> the request that gives the counter its end, if it makes one.
@@ -24,13 +24,15 @@ class Redis:
     def __init__(self) -> None:
         self.played = Played()
         self.counts: dict[str, list[float]] = {}  # count, end
+        self.is_read = True
 
     def now_s(self) -> float:
         return self.played.t_ns / _S
 
     def ask(self, data: bytes, reply: bytes) -> None:
-        self.played.send(data)
-        self.played.send(reply, reply=True)
+        if self.is_read:
+            self.played.send(data)
+            self.played.send(reply, reply=True)
 
     def count(self, key: str, ending: Ending) -> None:
         count = self.counts.get(key, [0, np.inf])
@@ -46,7 +48,13 @@ class Redis:
             self.ask(asked, b":1\r\n")
 
 
-def play(ending: Ending, seconds: int = 100, keys: tuple[str, ...] = ("rl:a", "rl:b"), every: int = 1) -> np.ndarray:
+def play(
+    ending: Ending,
+    seconds: int = 100,
+    keys: tuple[str, ...] = ("rl:a", "rl:b"),
+    every: int = 1,
+    reader: RedisReader | None = None,
+) -> np.ndarray:
     """The rows; every: only each so many count is read."""
     redis = Redis()
     for n in range(int(seconds * _S / _EVERY_NS)):
@@ -57,7 +65,7 @@ def play(ending: Ending, seconds: int = 100, keys: tuple[str, ...] = ("rl:a", "r
             redis.count(key, ending)
             if n % every:
                 del redis.played.records[at:]
-    return redis.played.rows(RedisReader(Limiters()))
+    return redis.played.rows(reader or RedisReader(Limiters()))
 
 
 def expire(key: str) -> bytes:
@@ -106,6 +114,53 @@ def checked(count: int, at: float, key: str) -> bytes | None:
 
 def at_an_instant(count: int, at: float, key: str) -> bytes | None:
     return None if key == "rl:b" and at > 40 else request("EXPIREAT", key, 1_900_000_000) if count == 1 else None
+
+
+def test_a_count_that_fell_is_of_a_new_counter_however_little() -> None:
+    """Where most requests are not read, neither its first count nor its EXPIRE may be."""
+    redis = Redis()
+
+    def now(count: int, at: float, key: str) -> bytes | None:
+        redis.is_read &= n < 15 or count > 1
+        return first_only(count, at, key)
+
+    for n in range(160):
+        redis.played.t_ns += _EVERY_NS
+        redis.is_read = n < 30 or n % 10 > 6
+        redis.count("rl:a", now)
+    rows = redis.played.rows(RedisReader(Limiters()))
+    assert len(rows) > 50 and (rows["unexpired_ns"] == NULL_I64).all()
+
+
+def once_only(count: int, at: float, key: str) -> bytes | None:
+    return expire(key) if count == 1 and (key == "rl:a" or at < 4) else None
+
+
+@pytest.mark.parametrize("ends", [1, 2])
+def test_one_expiry_is_no_habit(ends: int) -> None:
+    """Also if the connection is seen at both ends."""
+    redis, far = Redis(), []
+    for _ in range(200):
+        redis.played.send(request("PING"), after_ns=_EVERY_NS)
+        redis.played.send(b"+PONG\r\n", reply=True)
+        for key in ("rl:a", "rl:b"):
+            redis.count(key, once_only)
+    if ends == 2:
+        for record in redis.played.records:
+            far.append(record.copy())
+            far[-1]["flow"], far[-1]["netns"], far[-1]["at_server"] = 2, 9, 1
+        redis.played.records = [one for both in zip(redis.played.records, far, strict=True) for one in both]
+    rows = redis.played.rows(RedisReader(Limiters()))
+    assert len(rows) > 300 and (rows["unexpired_ns"] == NULL_I64).all()
+
+
+def test_the_window_comes_with_the_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if other keys' windows have taken the place of this one's."""
+    monkeypatch.setattr(windows, "_PREFIXES", 1)
+    own = Limiters(declared({"customers": {"command": "INCR", "key": "rl:", "limit": 20}}))
+    rows = play(lost, keys=("q:a", "rl:b"), reader=RedisReader(own))
+    ages = rows[rows["unexpired_ns"] > NULL_I64]
+    assert len(ages) > 50 and (ages["window_ns"] == _WINDOW_S * _S).all()
 
 
 HEALTHY: dict[str, Ending] = {
