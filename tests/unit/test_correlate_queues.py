@@ -455,7 +455,7 @@ def celery(host: Host, a: float, b: float, **more: Any) -> None:
 
 @pytest.mark.parametrize(
     ("before", "standing"),
-    [({}, {"status": b"ok"}), ({"lag": 40}, {"status": b"stuck"})],
+    [({}, {"status": b"ok"}), ({"lag": 40}, {"status": b"stalled"})],
 )
 def test_the_workers_of_a_celery_queue_that_stop_are_found_by_the_rows_alone(
     before: dict[str, Any], standing: dict[str, Any]

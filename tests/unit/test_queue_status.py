@@ -155,7 +155,6 @@ def test_the_rules(name: str) -> None:
 def test_each_status_but_down_has_a_rule() -> None:
     assert {status for _, status, _ in RULES.values()} == set(STATUSES) - {"down"}
     assert [severity(status) for status in STATUSES] == list(range(len(STATUSES)))
-    assert severity("stuck") == severity("stalled")  # of rows of earlier versions
     assert severity("other") == severity("unknown")
     assert severity(None) == severity("") == 0
 
