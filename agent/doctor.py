@@ -19,7 +19,7 @@ from agent.clock.daemons.present import running
 from agent.clock.daemons.settings import NtpSettings
 from agent.config import resolve
 from agent.errors import AgentError
-from agent.kernel.loading import SYSTEM_PYTHON
+from agent.kernel.loader_process import SYSTEM_PYTHON
 from agent.posix import privilege, proc
 from agent.queues.catalogue import broker
 from agent.queues.credentials import load_credentials

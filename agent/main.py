@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.correlate.correlator import Correlator
     from agent.kernel.helper_client import Helper
     from agent.kernel.kernel_source import KernelSource
-    from agent.kernel.load import Loaded
+    from agent.kernel.loaded_families import Loaded
     from agent.kernel.probe import Parts
     from agent.queues.poller import QueuePoller
     from agent.service.live import Live
@@ -104,10 +104,10 @@ def _kernel_sources(
 
 def _begun(uid: int, gid: int) -> tuple[Supervised, AnalyzerPool]:
     """The processes that take longest to start: they do so while this one imports."""
-    from agent.kernel import loading
+    from agent.kernel import loader_process
     from agent.targets.analyzer_pool import AnalyzerPool
 
-    loader, analyzers = loading.begin(), AnalyzerPool()
+    loader, analyzers = loader_process.begin(), AnalyzerPool()
     analyzers.begin((uid, gid))
     return loader, analyzers
 
@@ -162,7 +162,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.common.clocks import boot_ns
     from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
-    from agent.kernel.load import Loading
+    from agent.kernel.loaded_families import Loading
     from agent.posix.signals import Signals
     from agent.queues.credentials import load_credentials
     from agent.queues.older import names_of_older

@@ -1,6 +1,6 @@
 /* Wire structs that several probe families share. Every struct sent to user space, here or in NAME.bpf.c, has flat
- * integers, char arrays and these two, with explicit padding. agent/kernel/wire.py derives the numpy dtypes from this
- * text, and the loader adds static assertions for each size and offset. All ones means unknown. */
+ * integers, char arrays and these two, with explicit padding. agent/kernel/wire_structs.py derives the numpy dtypes from
+ * this text, and the loader adds static assertions for each size and offset. All ones means unknown. */
 #pragma once
 #include <linux/types.h>
 

@@ -286,9 +286,9 @@ class OtlpExporter(Stating, Owning):
     def _work(self) -> None:
         with _compiled_protobuf():
             from exporters.points import PointEncoder
+            from exporters.protobuf_pieces import Envelope
             from exporters.records import records
             from exporters.spans import SpanEncoder
-            from exporters.wire import Envelope
 
         config, envelope = self._config, Envelope(self._resource)
         spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)

@@ -18,7 +18,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 
 from exporters.fold import Attributes, MetricSeries
 from exporters.metric import Metric
-from exporters.wire import key_values
+from exporters.protobuf_pieces import key_values
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 

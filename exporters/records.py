@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from opentelemetry.proto.logs.v1.logs_pb2 import SEVERITY_NUMBER_INFO, SEVERITY_NUMBER_WARN, LogRecord
 
+from exporters.protobuf_pieces import any_value, key_values
 from exporters.spans import SpanEncoder
 from exporters.values import Value
-from exporters.wire import any_value, key_values
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 

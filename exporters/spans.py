@@ -19,10 +19,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from agent.common.sentence import ToWall, pieces, text_of
 from exporters.links import Links
+from exporters.protobuf_pieces import AttributeCache, field, key_values
 from exporters.sampling import randomness, tracestate
 from exporters.span_cells import CHANCE, attribute_of, cells_of, dicts, known_or, numbered, raw_rows, w3c_id
 from exporters.values import Value
-from exporters.wire import AttributeCache, field, key_values
 
 _ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = (
     9,

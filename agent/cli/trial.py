@@ -166,7 +166,7 @@ class Trial:
         """Attaches the programs. Raises AgentError if the kernel refuses them."""
         from agent.kernel.attaching import attach_uprobe
         from agent.kernel.kernel_source import KernelSource
-        from agent.kernel.load import load, release
+        from agent.kernel.loaded_families import load, release
         from agent.probes.limiter import probe
 
         names = {known["facts"]["library"] for _, known in self._known}

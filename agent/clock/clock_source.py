@@ -18,7 +18,7 @@ from agent.clock.missed_notices import MissedNotices
 from agent.clock.slope import Slope
 from agent.columns import NULL_I64
 from agent.contracts import Pending, Stating
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 from agent.tables import TABLES
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from agent.targets.asked import ProbeRequest
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.kernel_source import KernelSource
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
     from agent.kernel.steps import Steps
     from agent.targets.asked import Found, Target
     from agent.targets.attacher import Attacher

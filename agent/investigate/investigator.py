@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.correlate.in_progress import ActiveEpisode
     from agent.kernel.helper_client import Helper
     from agent.kernel.kernel_source import KernelSource
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
 
 #: Between detaching and reading, since a program may still run; after the end of a profile, how long its finding is
 #: waited for.

@@ -18,7 +18,7 @@ from agent.investigate.decide import CALLS_NS
 from agent.kernel import bpf
 from agent.kernel.helper_client import Helper
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.sampling import attach
 
 #: The size of ``control.profile_pids``.

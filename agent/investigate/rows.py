@@ -12,7 +12,7 @@ from agent.columns import NULL_I64, fitted
 from agent.investigate.asleep import Asleep
 from agent.investigate.pending_thread import PendingThread
 from agent.investigate.profile import Counted
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
 

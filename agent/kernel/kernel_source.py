@@ -17,7 +17,7 @@ from agent.common.faults import Faults
 from agent.common.pace import interval_of
 from agent.contracts import Due, Finishing, Parted, Pending, Source, Waking
 from agent.kernel.bpf import HashMap
-from agent.kernel.load import Family, Loaded
+from agent.kernel.loaded_families import Family, Loaded
 from agent.kernel.probe import Aggregate, Ring
 from agent.kernel.ring import RingReader, SharedArray, Sums
 

@@ -15,7 +15,7 @@ from agent.contracts import Due, Finishing, Pending
 if TYPE_CHECKING:
     from agent.batch import Batch
     from agent.kernel.helper_client import Helper
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
 
 _BUSY_TIMES = 3
 _REMEDIES = {

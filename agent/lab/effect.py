@@ -63,14 +63,14 @@ class Impact:
 
 
 def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
-    """The truth with the impact of each fault on the programs in its reach, limited to its ``ways``."""
+    """The truth with the impact of each fault on the programs in its reach, limited to the kinds in its ``impacts``."""
     times = [(fault.start_ns, fault.end_ns) for fault in truth.faults]
     free = quiet(truth.from_ns, truth.until_ns, times)
     effects = [
         [
             f.to_json()
             for f in impacts(ops, time, free)
-            if f.program in fault.reach and f.how in (fault.ways or IMPACT_KINDS)
+            if f.program in fault.reach and f.how in (fault.impacts or IMPACT_KINDS)
         ]
         for fault, time in zip(truth.faults, times, strict=True)
     ]

@@ -89,7 +89,7 @@ class Kind:
     touches: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # what it acts on, by target, if that is not the target itself
-    ways: tuple[
+    impacts: tuple[
         str, ...
         # possible impacts (the words of ``effect``); empty for all. Others are chance.
     ] = ()

@@ -183,7 +183,7 @@ class LabSession:
             [],
             sorted(kind.reach(fault, self._stage.programs)),
             not one.simulated,
-            list(kind.ways),
+            list(kind.impacts),
         )
 
     def _culprit(self, culprit: Offender, pids: set[int]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Done:
     """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty if there is
     none). right: right answers.
 
-    effect: the impacts (see ``effect``) on programs in its ``reach``, of the kinds in its ``ways`` (empty: of all).
+    effect: the impacts (see ``effect``) on programs in its ``reach``, of the kinds in its ``impacts`` (empty: of all).
     injected: false for one that was left out on purpose, though it is written here.
     """
 
@@ -37,7 +37,7 @@ class Done:
     effect: list[dict[str, Any]] = field(default_factory=list)
     reach: list[str] = field(default_factory=list)
     injected: bool = True
-    ways: list[str] = field(default_factory=list)
+    impacts: list[str] = field(default_factory=list)
 
     @property
     def victims(self) -> list[str]:
@@ -77,7 +77,7 @@ class Truth:
     def write(self, directory: Path) -> None:
         whole = {"schema": SCHEMA, **asdict(self)}
         for fault, done in zip(whole["faults"], self.faults, strict=True):
-            fault["victims"] = done.victims
+            fault |= {"ways": fault.pop("impacts"), "victims": done.victims}  # the file's older name
         new = directory / f"{FILE}.new"
         new.write_text(json.dumps(whole, indent=1) + "\n")
         new.replace(directory / FILE)  # atomic: a benchmark continues after the sessions that have a truth file
@@ -92,6 +92,7 @@ class Truth:
                 raise AgentError(f"{path} is of another version of the laboratory")
             for fault in whole["faults"]:
                 fault.pop("victims", None)
+                fault["impacts"] = fault.pop("ways", [])
             return cls(**{**whole, "faults": [Done(**fault) for fault in whole["faults"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AgentError(

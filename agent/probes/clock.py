@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from agent.instruments.kind import setup as begin_kinds
 from agent.kernel.probe import Parts, Probe, Program, Ring
-from agent.kernel.wire import wire_records
+from agent.kernel.wire_structs import wire_records
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.kernel_source import KernelSource
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 

@@ -11,7 +11,7 @@ from agent.columns import NULL_I64, fitted
 from agent.common.address import peer_bytes
 from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import decode, make_peer
+from agent.kernel.wire_structs import decode, make_peer
 from agent.tables import TABLES
 
 _TABLE = TABLES["dns_lookup"]

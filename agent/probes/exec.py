@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import OUTSIDE, signed
+from agent.kernel.wire_structs import OUTSIDE, signed
 
 #: A started program. t_ns, proc_start_ns: of the exec, and of its process, CLOCK_BOOTTIME. pid: of the agent's PID
 #: namespace. cgroup_id: NULL_I64 if unknown. comm: the name of the process. mount_namespace: its inode. root_device

@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import wire_records
+from agent.kernel.wire_structs import wire_records
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
 from agent.limiters.settings import LimiterSettings

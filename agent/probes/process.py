@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 
 PROBE = Probe(
     name="process",

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agent.kernel.probe import Parts, Probe, Program, Ring
-from agent.kernel.wire import wire_records
+from agent.kernel.wire_structs import wire_records
 from agent.limiters.redis_settings import RedisLimiterSettings
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
     from agent.kernel.kernel_source import KernelSource
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
 
 
 def setup(family: Family, kernel: KernelSource, helper: Helper, targets: object, parts: Parts) -> Iterable[Source]:

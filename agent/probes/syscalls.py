@@ -22,12 +22,12 @@ from agent.columns import NULL_I64
 from agent.common.fairness import earlier
 from agent.contracts import Finishing
 from agent.kernel import bpf
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.kernel.settings import ProbeSettings
-from agent.kernel.wire import OUTSIDE, decode, make_peer
+from agent.kernel.wire_structs import OUTSIDE, decode, make_peer
 from agent.tables import TABLES
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from agent.kernel import bpf
 from agent.kernel.bpf import OwnRun
 from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 
 if TYPE_CHECKING:
     from agent.contracts import Source
-    from agent.kernel.load import Family, Loaded
+    from agent.kernel.loaded_families import Family, Loaded
 
 #: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
 STATES = np.array(
@@ -243,7 +243,7 @@ class RequestSweep(Pending):
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + EVERY_NS
             try:
-                self._look()
+                self._check()
             except OSError as error:
                 self._next_ns = 1 << 62
                 self._family.problem(
@@ -251,7 +251,7 @@ class RequestSweep(Pending):
                 )
         return ()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """At most ``MOST`` of them; those after them the next time."""
         places = taken(self._asking)
         turn = np.roll(places, -int(np.searchsorted(places, self._from)))[:MOST]

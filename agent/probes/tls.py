@@ -7,7 +7,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
-from agent.kernel.wire import decode, wire_records
+from agent.kernel.wire_structs import decode, wire_records
 from agent.tables import TABLES
 
 #: RFC 8446 4.2.1, RFC 9147 5.3

@@ -14,12 +14,12 @@ import numpy as np
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Parts, Probe, Program
-from agent.kernel.wire import OUTSIDE, decode, make_peer
+from agent.kernel.wire_structs import OUTSIDE, decode, make_peer
 from agent.probes.tcp import WAITING_NS, RequestSweep, decode_served
 
 if TYPE_CHECKING:
     from agent.contracts import Source
-    from agent.kernel.load import Family
+    from agent.kernel.loaded_families import Family
 
 
 def decode_unix(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:

@@ -204,7 +204,7 @@ def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
 def _endpoint(kind: KnownBroker, process: SocketOwner, listening: Collection[int]) -> tuple[int | None, bool]:
     """The listening port that the setting names, None if it is not known, and whether it wants TLS."""
     if kind.endpoint is not None:
-        for text in _says(kind, process):
+        for text in _port_texts(kind, process):
             for found in kind.endpoint.finditer(text):
                 if int(found["port"]) in listening:
                     named = found.groupdict()
@@ -213,7 +213,7 @@ def _endpoint(kind: KnownBroker, process: SocketOwner, listening: Collection[int
     return next((port for port in usual if port in listening), None), False
 
 
-def _says(kind: KnownBroker, process: SocketOwner) -> Iterator[str]:
+def _port_texts(kind: KnownBroker, process: SocketOwner) -> Iterator[str]:
     """Where a process may name its ports: command line, configuration, environment."""
     environment = _file(f"/proc/{process.pid}/environ").replace("\0", "\n")
     yield from (process.line, environment)

@@ -1,4 +1,4 @@
-"""The agent's side of a broker process (agent/queues/worker.py): one per kind of broker that the settings name,
+"""The agent's side of a broker process (agent/queues/poller_worker.py): one per kind of broker that the settings name,
 supervised, and restarted if it ends. A crash in one client library does not end the polling of other kinds.
 
 It is started after the agent has given up root, so that it never has a privilege.
@@ -29,7 +29,7 @@ from agent.queues.timer_effect import Timers
 
 #: Messages per drain; the rest waits for the next one.
 _AT_ONCE = 64
-_MODULE = "agent.queues.worker"
+_MODULE = "agent.queues.poller_worker"
 
 
 class BrokerPoller(ProcessSource):

@@ -1,4 +1,4 @@
-"""Parses and checks the messages of a broker process (agent/queues/worker.py). Pure."""
+"""Parses and checks the messages of a broker process (agent/queues/poller_worker.py). Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from agent.common.table import Table
 from agent.queues.packing import ROW_BYTES, SENT, TABLE
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, REASON_CHARACTERS
+from agent.queues.poller_worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, REASON_CHARACTERS
 
 #: Of a message.
 MOST_BYTES = 1 << 18

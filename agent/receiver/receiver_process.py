@@ -1,6 +1,6 @@
-"""The receiver's process (agent/receiver/worker.py) as the agent keeps it: started where the settings name an address,
-and started again where it ended. It is started when the agent is its own user already, so that it never has a
-privilege.
+"""The receiver's process (agent/receiver/receiver_worker.py) as the agent keeps it: started where the settings name
+an address, and started again where it ended. It is started when the agent is its own user already, so that it never
+has a privilege.
 
 The agent binds the address, so that nobody else has the port while one process has ended and the next begins. Which
 process sends on a connection is what the tcp probe's kernel programs know; it is looked up once a connection, before
@@ -30,11 +30,11 @@ from agent.limiters.decision import salt_digest
 from agent.log import log_message
 from agent.posix.process_source import ProcessSource
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
-from agent.receiver.wire import ACK, COUNTS, HEAD, LOST, MAX_RECORDS, TABLE
+from agent.receiver.receiver_messages import ACK, COUNTS, HEAD, LOST, MAX_RECORDS, TABLE
 
 if TYPE_CHECKING:
     from agent.clock.history import History
-    from agent.kernel.load import Loaded
+    from agent.kernel.loaded_families import Loaded
     from agent.limiters.settings import LimiterSettings
     from agent.receiver.settings import ReceiverSettings
 
@@ -144,7 +144,9 @@ class OtlpReceiver(ProcessSource, Stating):
                 self._failure = failure
                 return None
         settings = {**self._settings, "boot_id": self._boot_id, "salt": salt_digest().hex()}
-        return spawn_with_settings("agent.receiver.worker", "tickscope-otlp", settings, self._listener.fileno())
+        return spawn_with_settings(
+            "agent.receiver.receiver_worker", "tickscope-otlp", settings, self._listener.fileno()
+        )
 
     def _over(self) -> None:
         self._before += self._counts

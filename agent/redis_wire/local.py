@@ -11,7 +11,7 @@ from agent.kernel import bpf
 from agent.redis_wire.flows import Ends
 
 if TYPE_CHECKING:
-    from agent.kernel.load import Loaded
+    from agent.kernel.loaded_families import Loaded
 
 #: Interval of searches through all sockets for an unknown one, and its minimum as a multiple of a search's duration.
 #: Results are not used for longer than that, since ports are reused.

@@ -21,7 +21,7 @@ from agent.contracts import Due, Finishing, Pending, Stating
 from agent.kernel import bpf
 from agent.kernel.helper_client import Helper
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS

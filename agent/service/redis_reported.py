@@ -10,7 +10,7 @@ from agent.contracts import Stating
 
 if TYPE_CHECKING:
     from agent.contracts import Source
-    from agent.kernel.load import Loaded
+    from agent.kernel.loaded_families import Loaded
 
 _NAME = "redis_limiters"
 #: What can change while the agent runs.

@@ -23,7 +23,7 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     from agent.clock.history import History
     from agent.kernel.helper_client import Helper
-    from agent.kernel.load import Loaded
+    from agent.kernel.loaded_families import Loaded
     from agent.kernel.settings import ProbeSettings
     from agent.service.loop import Loop
 

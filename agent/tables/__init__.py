@@ -2,7 +2,7 @@
 (agent/probes/NAME.py).
 
 The numpy dtype of a batch, the store's columns, the CLI's columns and the OTLP attributes all follow from it; the
-kernel's wire structs (bpf/events.h) are decoded into it by field name (agent/kernel/wire.py).
+kernel's wire structs (bpf/events.h) are decoded into it by field name (agent/kernel/wire_structs.py).
 
 ``t_ns`` is CLOCK_BOOTTIME of the host where the thing happened. The other COMMON columns (boot_id, host, wall_*) are
 not stored per row: a segment knows its boot id and host, and wall time is derived late, through the offset history.

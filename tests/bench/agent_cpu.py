@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel.load import BPF_DIR, load, release
+from agent.kernel.loaded_families import BPF_DIR, load, release
 from agent.kernel.probe import Probe, Program
 from agent.kernel.ring import SharedArray
 from tests.bench.common import arguments, cpu_s, report, running

@@ -23,7 +23,7 @@ import numpy as np
 
 from agent.config import Config
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Family, Loaded, load
+from agent.kernel.loaded_families import Family, Loaded, load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
 from agent.limiters.redis_settings import RedisLimiterSettings

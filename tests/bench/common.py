@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.kernel.load import BPF_DIR, Loaded, load, release
+from agent.kernel.loaded_families import BPF_DIR, Loaded, load, release
 from agent.kernel.probe import Probe, Program
 from agent.probes import discover
 from tests.system.agent import Agent

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from agent.kernel import bpf, syscall
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 from agent.limiters.catalogue import seen
 
 _PROG_LOAD, _TEST_RUN, _MAP_GET_FD_BY_ID = 5, 10, 14

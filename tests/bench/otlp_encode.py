@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from agent.batch import make
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
+from exporters.protobuf_pieces import Envelope, any_value
 from exporters.span_cells import attribute_of, cells_of
 from exporters.spans import SpanEncoder
-from exporters.wire import Envelope, any_value
 
 _PAIRS = 7
 _WALL = 1_700_000_000 * 10**9

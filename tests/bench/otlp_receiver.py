@@ -8,7 +8,7 @@ import json
 import time
 
 from agent.receiver.reading import records
-from agent.receiver.wire import PACKER
+from agent.receiver.receiver_messages import PACKER
 from tests.unit.otlp_pieces import as_json, mapper, spans
 
 _SPANS, _ROUNDS = 500, 21

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel.load import load
+from agent.kernel.loaded_families import load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
 from agent.probes import discover

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from agent.kernel import syscall
-from agent.kernel.load import BPF_DIR
-from agent.kernel.loading import SYSTEM_PYTHON
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.loader_process import SYSTEM_PYTHON
 from agent.kernel.ring import RingReader
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from tests.bench.common import arguments, interleaved, ratio, report
 
 _HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ import numpy as np
 from agent.clock import first, sample, watch_process
 from agent.clock.history import History
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import load, release
+from agent.kernel.loaded_families import load, release
 from agent.kernel.probe import Parts
 from agent.posix.child import fork
 from agent.probes import discover

@@ -13,7 +13,7 @@ import pytest
 from agent.contracts import Source
 from agent.kernel import bpf
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Loaded, load, release
+from agent.kernel.loaded_families import Loaded, load, release
 from agent.kernel.probe import Parts
 from agent.kernel.sampling import SamplingWindow
 from agent.probes import discover

@@ -15,7 +15,7 @@ import pytest
 
 from agent.common.address import peer_text
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import load, release
+from agent.kernel.loaded_families import load, release
 from agent.kernel.probe import Parts
 from agent.kernel.settings import ProbeSettings
 from agent.probes import discover

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.kernel.load import BPF_DIR
+from agent.kernel.loaded_families import BPF_DIR
 from tests.kernel.conftest import Attached
 from tests.kernel.go_fixture import go_binary
 from tests.kernel.limiter_rig import Watch

@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from agent.common.clocks import boot_ns
-from agent.kernel import compiler, loading
-from agent.kernel import load as load_module
+from agent.kernel import compiler, loaded_families, loader_process
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import BPF_DIR, Loaded, _job, load, release
+from agent.kernel.loaded_families import BPF_DIR, Loaded, _job, load, release
 from agent.kernel.probe import Probe, Program, ordered
 from agent.probes import discover
 from tests.patience import PATIENCE
@@ -140,7 +139,8 @@ def test_one_that_does_not_compile_leaves_those_that_use_another_s_text(tmp_path
 
 def test_a_layout_that_differs_from_the_compilers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "agent.kernel.wire.Wire.assertions", lambda *_: '_Static_assert(sizeof(struct proc) == 1, "size of proc");\n'
+        "agent.kernel.wire_structs.Wire.assertions",
+        lambda *_: '_Static_assert(sizeof(struct proc) == 1, "size of proc");\n',
     )
     loaded = run(tmp_path, "padded")
     assert loaded.families["padded"].state == "unavailable"
@@ -210,8 +210,8 @@ def test_a_loader_that_fails_twice_leaves_its_families_unavailable(
     if script is not None:
         python.write_text(f"#!/bin/sh\necho $$ >> {started}\n{script}\n")
         python.chmod(0o755)
-    monkeypatch.setattr(loading, "SYSTEM_PYTHON", str(python))
-    for module in (loading, load_module):
+    monkeypatch.setattr(loader_process, "SYSTEM_PYTHON", str(python))
+    for module in (loader_process, loaded_families):
         monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     before = os.listdir("/proc/self/fd")
     loaded = load([discover()["exec"]])
@@ -228,7 +228,7 @@ def test_a_loader_that_fails_twice_leaves_its_families_unavailable(
 LOADING = """
 import sys
 from pathlib import Path
-from agent.kernel.load import load
+from agent.kernel.loaded_families import load
 from agent.probes import discover
 load([discover()["exec"]], bpf_dir=Path(sys.argv[1]))
 """

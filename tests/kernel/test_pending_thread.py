@@ -18,7 +18,7 @@ from agent.investigate.pending_thread import PendingThread, PendingThreads, slee
 from agent.investigate.profile import Profile
 from agent.kernel.asleep import asleep
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import load, release
+from agent.kernel.loaded_families import load, release
 from agent.kernel.opening import open_proc
 from agent.kernel.steps import Steps
 from agent.probes import discover

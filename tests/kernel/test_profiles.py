@@ -25,7 +25,7 @@ from agent.investigate.stacks import kernel_text, lock_text, places, user_text
 from agent.kernel import bpf
 from agent.kernel.asleep import asleep
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Loaded, load, release
+from agent.kernel.loaded_families import Loaded, load, release
 from agent.lab.stage.cgroups import Cgroups
 from agent.probes import discover
 from agent.tables import TABLES

@@ -21,8 +21,8 @@ from limits import parse, storage, strategies
 from agent.columns import NULL_I64
 from agent.common.settings import read
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import load, release
-from agent.lab.stage.wire import Cable
+from agent.kernel.loaded_families import load, release
+from agent.lab.stage.tun_link import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover

@@ -21,7 +21,7 @@ from agent.common.clocks import boot_ns
 from agent.kernel import syscall
 from agent.kernel.probe import Parts
 from agent.kernel.settings import ProbeSettings
-from agent.kernel.wire import make_peer
+from agent.kernel.wire_structs import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from agent.lab.stage.wire import Cable, every, first
+from agent.lab.stage.tun_link import Cable, every, first
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, swallow

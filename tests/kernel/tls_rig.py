@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import load, release
+from agent.kernel.loaded_families import load, release
 from agent.kernel.probe import Parts
 from agent.probes import discover
 from agent.tables import TABLES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 
 
 def records(**words: list[int]) -> np.ndarray:

@@ -19,8 +19,8 @@ from agent.limiters.decision import KEYS, Malformed
 from agent.limiters.naming import Names
 from agent.receiver.mapping import MEANING, Mapper
 from agent.receiver.reading import records
-from agent.receiver.wire import PACKER, TABLE
-from agent.receiver.worker import RequestRefused, unpacked
+from agent.receiver.receiver_messages import PACKER, TABLE
+from agent.receiver.receiver_worker import RequestRefused, unpacked
 
 TRACE, SPAN = bytes(range(16)), bytes(range(8))
 BOOT = "2752239a-c739-4f43-818a-b2c872ba988f"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from agent.common.settings import read
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.script import RedisLimiter
 from agent.limiters.scripted import Limiters

@@ -21,7 +21,7 @@ from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.queues.poller import QueuePoller
 from agent.queues.poller_process import BrokerPoller
-from agent.queues.worker import BUDGET_BYTES
+from agent.queues.poller_worker import BUDGET_BYTES
 from agent.tables import TABLES
 from tests.patience import PATIENCE
 

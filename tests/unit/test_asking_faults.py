@@ -23,9 +23,9 @@ from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
 from agent.queues.packing import SENT, TABLE, pack
 from agent.queues.poller_process import BrokerPoller
+from agent.queues.poller_worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, Worker
 from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import PART, Rounds
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, Worker
 from tests.patience import PATIENCE
 from tests.unit.test_asking import Kept
 

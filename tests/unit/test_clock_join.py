@@ -14,8 +14,8 @@ from agent.clock.change import Change
 from agent.clock.join import SETTLE_NS, Join
 from agent.clock.sample import Reading, drift_ppb
 from agent.clock.timex import Timex, freq_ppb, mode_names
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 
 REAL = 1_800_000_000_000_000_000
 TAI = 37_000_000_000

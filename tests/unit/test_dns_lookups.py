@@ -9,8 +9,8 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.common.address import peer_text
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 from agent.probes.dns import decode_lookups, question, shown
 from agent.tables import TABLES
 

@@ -19,9 +19,9 @@ from agent.common.clocks import boot_ns
 from agent.common.faults import IN_A_ROW, Faults
 from agent.correlate.correlator import Correlator
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Loaded
+from agent.kernel.loaded_families import Loaded
 from agent.kernel.probe import Ring
-from agent.kernel.wire import Wire, wire_records
+from agent.kernel.wire_structs import Wire, wire_records
 from agent.service.control import Control, ask
 from agent.service.loop import Loop
 from agent.store.hot import HotStore

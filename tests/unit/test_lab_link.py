@@ -7,7 +7,7 @@ import struct
 from agent.lab.programs.dns_server import answer
 from agent.lab.programs.link import USUAL
 from agent.lab.stage.link import RST, Treatment, _checksum, reset_of
-from agent.lab.stage.wire import ACK, Packet
+from agent.lab.stage.tun_link import ACK, Packet
 
 
 def segment(source: int, destination: int, flags: int, payload: bytes = b"") -> bytes:

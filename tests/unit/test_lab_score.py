@@ -106,7 +106,7 @@ def test_what_a_fault_cannot_do_is_not_its_effect() -> None:
     }
     anyhow, clock = (
         done(effect=[], reach=["api-redis"]),
-        done(effect=[], reach=["api-redis"], ways=["failed", "refused"]),
+        done(effect=[], reach=["api-redis"], impacts=["failed", "refused"]),
     )
     assert [
         [impacts["how"] for impacts in effect.measured(whole(fault), log).faults[0].effect] for fault in (anyhow, clock)

@@ -16,7 +16,7 @@ from agent.batch import make
 from agent.binaries import gofacts
 from agent.columns import NULL_I64
 from agent.instruments.limiters import decisions as go_decisions
-from agent.kernel.load import BPF_DIR
+from agent.kernel.loaded_families import BPF_DIR
 from agent.limiters import catalogue, libraries
 from agent.limiters.decision import Decoder, hashed
 from agent.limiters.library import ARGUMENTS, BASES, RESULTS, Function, LimiterLibrary, Refused, Seen, Step, place

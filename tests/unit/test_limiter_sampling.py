@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent.instruments.limiters.limiter_sampling import HITS_PER_S, Rates, Schedule
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.limiters.catalogue import seen
 
 BPF = Path(__file__).parents[2] / "bpf"

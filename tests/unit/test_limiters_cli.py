@@ -17,8 +17,8 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.instruments.limiters.decisions import at_once, unnamed
 from agent.instruments.limiters.limiter_waits import MOST, Waits
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 from agent.limiters.catalogue import CATALOGUE, look_up, seen
 from agent.limiters.gotime import elapsed_ns, unix_ns
 from agent.store.hot import HotStore

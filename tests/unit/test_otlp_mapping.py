@@ -15,9 +15,9 @@ from agent.common.settings import read as read_settings
 from agent.errors import AgentError
 from agent.limiters.decision import Malformed, use_salt
 from agent.receiver.mapping import MEANING, NAMES
+from agent.receiver.receiver_messages import TABLE
+from agent.receiver.receiver_worker import MAX_BODY_BYTES, RequestRefused, unpacked
 from agent.receiver.settings import ReceiverSettings
-from agent.receiver.wire import TABLE
-from agent.receiver.worker import MAX_BODY_BYTES, RequestRefused, unpacked
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, SPAN, TRACE, as_json, fuzz, logs, read, spans
 

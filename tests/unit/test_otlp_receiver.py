@@ -35,10 +35,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from agent.common.settings import read
 from agent.limiters.settings import LimiterSettings
 from agent.posix.supervisor import IN_A_ROW
+from agent.receiver.receiver_messages import TABLE
 from agent.receiver.receiver_process import OtlpReceiver
+from agent.receiver.receiver_worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from agent.receiver.settings import ReceiverSettings
-from agent.receiver.wire import TABLE
-from agent.receiver.worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from tests.patience import PATIENCE
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, as_json, logs, spans

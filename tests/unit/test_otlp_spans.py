@@ -17,11 +17,11 @@ from agent.common.address import addr_text
 from agent.tables import TABLES
 from exporters.links import MAX_LINKS
 from exporters.otlp_settings import read_otlp
+from exporters.protobuf_pieces import AttributeCache, Envelope, field
 from exporters.records import records
 from exporters.sampling import randomness
 from exporters.spans import SpanEncoder
 from exporters.waiting import Waiting
-from exporters.wire import AttributeCache, Envelope, field
 
 _WALL = 1_700_000_000 * 10**9
 

@@ -18,9 +18,9 @@ from exporters.aggregate import MetricStore
 from exporters.otlp import _Lane
 from exporters.otlp_settings import Endpoint
 from exporters.points import PointEncoder
+from exporters.protobuf_pieces import Envelope
 from exporters.send import HttpSender, Outcome, failed
 from exporters.transport import Transport, _closed
-from exporters.wire import Envelope
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"

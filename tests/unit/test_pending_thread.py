@@ -12,7 +12,7 @@ from agent.investigate.asleep import Asleep
 from agent.investigate.pending_thread import ROOM, PendingThread, PendingThreads
 from agent.investigate.profile import WIRES, Counted
 from agent.kernel.steps import Steps
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 
 S, MS, TID = 1_000_000_000, 1_000_000, 17
 BPF = Path(__file__).parents[2] / "bpf"

@@ -20,10 +20,10 @@ from agent.columns import NULL_I64
 from agent.errors import AgentError
 from agent.instruments.kind import extended
 from agent.kernel import compiler
-from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
+from agent.kernel.loaded_families import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
 from agent.kernel.plan import plan
 from agent.kernel.probe import Probe, Program, Ring, ordered
-from agent.kernel.wire import OUTSIDE, Wire, wire_records
+from agent.kernel.wire_structs import OUTSIDE, Wire, wire_records
 from agent.probes import discover
 from agent.probes.exec import decode_started
 from agent.probes.limiter import decode_stacks

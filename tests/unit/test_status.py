@@ -14,9 +14,9 @@ from agent.common.faults import IN_A_ROW, Faults
 from agent.contracts import Failing
 from agent.kernel import bpf
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.load import Family, Loaded
+from agent.kernel.loaded_families import Family, Loaded
 from agent.kernel.settings import ProbeSettings
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.posix.supervisor import Supervised
 from agent.probes.limiter import PROBE
 from agent.service.status import Status, StatusSettings

@@ -27,9 +27,9 @@ from agent.kernel import helper as server
 from agent.kernel.helper_client import start
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.limits import LONGEST_S, LOOKS_PART, MAPPINGS_A_FILE
-from agent.kernel.load import Loaded
+from agent.kernel.loaded_families import Loaded
 from agent.kernel.steps import Done, Steps, at_once, run
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.posix.child import fork
 from agent.probes.exec import STARTED
 from agent.targets.asked import HOST, ProbeRequest, Target

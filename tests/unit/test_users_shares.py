@@ -11,8 +11,8 @@ import pytest
 from agent.batch import make
 from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import LastRows
-from agent.kernel.load import BPF_DIR
-from agent.kernel.wire import Wire
+from agent.kernel.loaded_families import BPF_DIR
+from agent.kernel.wire_structs import Wire
 from agent.probes import discover
 from agent.probes.syscalls import decode_cpu_waits
 from agent.resources import process_stat

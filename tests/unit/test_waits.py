@@ -13,7 +13,7 @@ from agent.batch import Batch, make
 from agent.correlate.reported import ReportedWaits
 from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.probes import discover
 from agent.probes.syscalls import WatchedProcesses
 from agent.tables import TABLES

@@ -53,7 +53,7 @@ def step() -> None:
 
 def plans() -> dict[str, object]:
     """What the loader does with each family here, and what it found in the kernel's type information."""
-    from agent.kernel.load import load, release
+    from agent.kernel.loaded_families import load, release
     from agent.probes import discover
 
     loaded = load(list(discover().values()))

@@ -11,7 +11,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.copies import copied, only
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 from agent.limiters.catalogue import declared, seen
 from agent.limiters.decision import hashed
 from agent.limiters.naming import WIDTH, Names

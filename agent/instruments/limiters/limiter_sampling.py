@@ -20,7 +20,7 @@ from agent.common.alive import gone
 from agent.common.copies import only
 from agent.common.fairness import UpperBound
 from agent.instruments.limiters.decisions import Called
-from agent.kernel.wire import decode
+from agent.kernel.wire_structs import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
 from agent.limiters.settings import HITS_PER_S

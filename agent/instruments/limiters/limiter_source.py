@@ -29,10 +29,10 @@ from agent.instruments.limiters.limiter_sampling import Schedule
 from agent.instruments.limiters.uprobes import GoProbes
 from agent.kernel import bpf
 from agent.kernel.detach import finish
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.limiters.catalogue import seen
 from agent.limiters.settings import HITS_PER_S
 from agent.tables import TABLES

@@ -19,10 +19,10 @@ from agent.common.fairness import Budget, UpperBound
 from agent.contracts import Pending
 from agent.instruments.limiters.binary import Binary, key_of_file
 from agent.instruments.limiters.decisions import unnamed
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.limiters.catalogue import declared, seen
 from agent.limiters.naming import WIDTH, CallSite, Names, site
 from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool

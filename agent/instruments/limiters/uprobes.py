@@ -13,9 +13,9 @@ from agent.common.clocks import boot_ns
 from agent.instruments.limiters.binary import Binary
 from agent.kernel import bpf
 from agent.kernel.detach import close_aside
-from agent.kernel.load import Family
+from agent.kernel.loaded_families import Family
 from agent.kernel.steps import Steps
-from agent.kernel.wire import Wire
+from agent.kernel.wire_structs import Wire
 from agent.targets.attacher import Attacher
 
 

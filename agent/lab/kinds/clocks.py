@@ -90,7 +90,7 @@ KINDS = (
         (1.0, 3.0),
         ("step_clock",),
         touches={"forward": _CLOCK, "back": _CLOCK},
-        ways=_IMPACT_KINDS,
+        impacts=_IMPACT_KINDS,
     ),
     Kind(
         "clock_step_forward",
@@ -101,7 +101,7 @@ KINDS = (
         stepped_for_good(1),
         (2.0, 3.0),
         ("throwaway_vm",),
-        ways=_IMPACT_KINDS,
+        impacts=_IMPACT_KINDS,
     ),
     Kind(
         "clock_step_back",
@@ -112,7 +112,7 @@ KINDS = (
         stepped_for_good(-1),
         (2.0, 3.0),
         ("throwaway_vm",),
-        ways=_IMPACT_KINDS,
+        impacts=_IMPACT_KINDS,
     ),
     Kind(
         "clock_slew_fast",
@@ -123,7 +123,7 @@ KINDS = (
         slewed(1),
         (6.0, 10.0),
         ("throwaway_vm",),
-        ways=_IMPACT_KINDS,
+        impacts=_IMPACT_KINDS,
     ),
     Kind(
         "clock_slew_slow",
@@ -134,6 +134,6 @@ KINDS = (
         slewed(-1),
         (6.0, 10.0),
         ("throwaway_vm",),
-        ways=_IMPACT_KINDS,
+        impacts=_IMPACT_KINDS,
     ),
 )

@@ -11,7 +11,7 @@ from agent.lab.program import FAR
 from agent.lab.programs.link import USUAL
 from agent.lab.programs.queue_work import BROKER_PORTS
 from agent.lab.stage.stage import Stage
-from agent.lab.stage.wire import DEVICE
+from agent.lab.stage.tun_link import DEVICE
 
 #: Affected traffic by target: port and IP protocol.
 TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)} | {

@@ -6,7 +6,7 @@ import os
 
 from agent.lab.program import FAR, LabProgram, Run
 from agent.lab.stage.link import Treatment
-from agent.lab.stage.wire import Forwarder
+from agent.lab.stage.tun_link import Forwarder
 
 USUAL = {
     "usual_s": 0.0005,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.lab.stage.wire import ACK, Packet, Sent
+from agent.lab.stage.tun_link import ACK, Packet, Sent
 
 RST = 0x04
 

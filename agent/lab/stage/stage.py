@@ -24,7 +24,7 @@ from agent.lab.stage.ledger import BASE, PREFIX, Ledger, sweep
 from agent.lab.stage.namespaces import ENDED_S, Namespaces, reap
 from agent.lab.stage.netns import Namespace
 from agent.lab.stage.processes import StageProcesses, wait_for
-from agent.lab.stage.wire import tun
+from agent.lab.stage.tun_link import tun
 
 #: A child of the run's cgroups for what faults start, beside one per program.
 GUESTS = "guests"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
-from agent.kernel.loading import TIMEOUT_S, begin
+from agent.kernel.loader_process import TIMEOUT_S, begin
 from agent.kernel.probe import Probe, ordered
-from agent.kernel.wire import Wire, WireError
+from agent.kernel.wire_structs import Wire, WireError
 from agent.posix.supervisor import Supervised
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"

@@ -1,4 +1,4 @@
-"""Messages between the receiver's process (agent/receiver/worker.py) and the agent
+"""Messages between the receiver's process (agent/receiver/receiver_worker.py) and the agent
 (agent/receiver/receiver_process.py), over a SOCK_SEQPACKET socket. To the agent: counts as JSON, four times a second;
 or HEAD with the descriptor of a memory file that holds rows of ``limiter_decision``, with Unix time in ``t_ns`` (0
 unknown).

@@ -1,8 +1,8 @@
 """The receiver's process: receives OTLP over HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp) on loopback, and
 hands decisions to the agent (agent/receiver/receiver_process.py), packed. It has no privilege and no numpy.
 
-``python -m agent.receiver.worker SOCKET SETTINGS PARENT LISTENER``: descriptors, and the agent's pid. SETTINGS is JSON:
-how keys are stored, what limiters are called. The process ends with the agent.
+``python -m agent.receiver.receiver_worker SOCKET SETTINGS PARENT LISTENER``: descriptors, and the agent's pid. SETTINGS
+is JSON: how keys are stored, what limiters are called. The process ends with the agent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from agent.common.fairness import PART, Budget, NoPlaceError, Places, UpperBound
 from agent.common.lean import without
 from agent.limiters.decision import KEYS, Malformed, use_salt_digest
 from agent.limiters.naming import Names
-from agent.posix.worker import begin_worker
+from agent.posix.child_begin import begin_worker
 from agent.receiver.mapping import Mapper
 from agent.receiver.reading import records
-from agent.receiver.wire import ACK, COUNTS, ENDS, HEAD, LOST, MAX_RECORDS, PACKER
+from agent.receiver.receiver_messages import ACK, COUNTS, ENDS, HEAD, LOST, MAX_RECORDS, PACKER
 from exporters.page_request import known_host
 from exporters.peer import user
 
@@ -132,7 +132,7 @@ class AgentLink:
 
 
 class OtlpServer:
-    """counts: see agent/receiver/wire.py."""
+    """counts: see agent/receiver/receiver_messages.py."""
 
     def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
@@ -226,7 +226,7 @@ class OtlpServer:
 
 class OtlpClient:
     """A connection of a client: h11 and the streams. uid: of the client's user, -1 unknown. ends: see
-    agent/receiver/wire.py. as_json: whether its last request was.
+    agent/receiver/receiver_messages.py. as_json: whether its last request was.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,8 +1,8 @@
 """A broker process: polls each configured server of one kind on a thread of its own, and sends packed rows to the
 agent. It has no privilege and no numpy.
 
-``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON: the
-kind of broker, its servers, the poll interval, variables of the agent's environment, and credentials. SOCKET is a
+``python -m agent.queues.poller_worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON:
+the kind of broker, its servers, the poll interval, variables of the agent's environment, and credentials. SOCKET is a
 SOCK_SEQPACKET socket that is only written to: ``HEADER`` and its payload. The agent's side is
 agent/queues/poller_process.py.
 """
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.common.fairness import UpperBound
+from agent.posix.child_begin import begin_worker
 from agent.posix.stacks import limit_stacks
-from agent.posix.worker import begin_worker
 from agent.queues.catalogue import broker
 from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
