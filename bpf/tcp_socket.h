@@ -69,7 +69,8 @@ BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* pid
 #define TCP_RTT_EACH_NS 320000	/* of sockets in an interval of a second */
 #define TCP_RTT_MOST 960
 
-/* Connections from this host, by tcp_local_key(): their clients' users, until a server on this host has accepted them. */
+/* Connections from this host, by tcp_local_key(): their clients' users, until a server on this host has accepted
+ * them. */
 BPF_TABLE("lru_hash", u64, u32, tcp_locals, 4096);
 
 /* Caches: most hits repeat the last one on the same socket. One word each decides so without a look-up or a clock read;
@@ -134,8 +135,8 @@ static __always_inline u64 tcp_local_key(const struct sock_ref *r, bool client)
 	return key ^ key >> 32;
 }
 
-/* A client has connected: if the server is on this host, the connection's other end is this user's, too. Else who floods
- * the servers of others would take the shares of these. */
+/* A client has connected: if the server is on this host, the connection's other end is this user's, too. Else a
+ * user who floods the servers of others would use up their shares. */
 static __always_inline void tcp_charge_client(void *sk)
 {
 	struct sock_ref r = {};
