@@ -31,26 +31,26 @@ def finished(length: np.ndarray) -> tuple[int, np.ndarray]:
 class RingReader:
     """Reads records of one dtype. Raises OSError where the map cannot be mapped, ValueError where it is no ring buffer.
 
-    ``drain`` returns copies: the kernel may reuse the space at once.
+    ``drain`` returns copies: the kernel may reuse the space at once. It maps only the pages with new records, for as
+    long as it copies them: all pages of a mapping count as memory of this process, written or not.
     """
 
     def __init__(self, fd: int, record: np.dtype[np.void]) -> None:
         kind, _, _, self.size = bpf.map_info(fd)
         if kind != 27:  # BPF_MAP_TYPE_RINGBUF
             raise ValueError("not a ring buffer")
-        page = mmap.PAGESIZE
         self.fd = fd
         self.stride = -(-(_HEADER + record.itemsize) // 8) * 8
         padding = self.stride - _HEADER - record.itemsize
         self.record = record
         self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("payload", record), ("pad", f"V{padding}")])
+        page = mmap.PAGESIZE
         self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._data_map = mmap.mmap(fd, page + 2 * self.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._producer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         # A third of what an array takes to read one number.
         self._consumer = memoryview(self._consumer_map)[:8].cast("Q")
-        self._producer = memoryview(self._data_map)[:8].cast("Q")
+        self._producer = memoryview(self._producer_map)[:8].cast("Q")
         self._none = np.empty(0, record)
-        self._data = np.frombuffer(self._data_map, np.uint8, 2 * self.size, page)
 
     def pending(self) -> int:
         """Records that wait, an upper bound."""
@@ -68,11 +68,13 @@ class RingReader:
         n = (end - start) // self.stride
         if n == 0:
             return self._none
-        at = start % self.size
-        raw = self._data[at : at + n * self.stride]
-        n, dropped = finished(raw.view("<u4")[:: self.stride // 4].copy())
-        # Copied as bytes: numpy copies a structured array field by field, which takes ten times as long.
-        out: np.ndarray = raw[: n * self.stride].copy().view(self._slot)["payload"]
+        page, size = mmap.PAGESIZE, n * self.stride
+        before, at = divmod(start % self.size, page)
+        with mmap.mmap(self.fd, at + size, mmap.MAP_SHARED, mmap.PROT_READ, offset=(2 + before) * page) as new:
+            n, dropped = finished(np.frombuffer(new, "<u4", size // 4, at)[:: self.stride // 4].copy())
+            # Copied as bytes: numpy copies a structured array field by field, which takes ten times as long.
+            raw = np.frombuffer(new, np.uint8, n * self.stride, at).copy()
+        out: np.ndarray = raw.view(self._slot)["payload"]
         if len(dropped):
             out = np.delete(out, dropped)
         self._consumer[0] = start + n * self.stride
@@ -82,9 +84,8 @@ class RingReader:
         """Unmaps; the descriptor stays the caller's."""
         self._consumer.release()
         self._producer.release()
-        del self._data
         self._consumer_map.close()
-        self._data_map.close()
+        self._producer_map.close()
 
 
 class SharedArray:
