@@ -40,7 +40,8 @@ def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(
             )
         time.sleep(0.1 + n * took / 5)
         os.killpg(early.pid, signal.SIGINT)  # as the terminal does it: to all its processes
-        assert early.wait(20 * PATIENCE) == 130, log.read_text()
+        # On a busy host it may end before Python has a handler for the signal.
+        assert early.wait(20 * PATIENCE) in (130, -signal.SIGINT), log.read_text()
         assert "Traceback" not in log.read_text() and "Error" not in log.read_text()
         wait(partial(_gone, early.pid))
 
