@@ -115,6 +115,39 @@ def test_the_server_at_the_end_was_stopped() -> None:
     assert {e["what"] for e in found["evidence"]} >= {"deadline_exceeded", "process_stopped"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("own", "cause"), [(False, "network_loss"), (True, "unknown")])
+def test_connects_without_an_answer_are_lost_on_the_way_unless_there_is_none(own: bool, cause: str) -> None:
+    host = Host()
+    requests(host, QUIET, FRONT_PID, BACK)
+    serves(host, BACK_PID, BACK, b"back")
+    who = {"pid": FRONT_PID, "proc_start_ns": START, "comm": b"front", "netns": NETNS}
+    host.add(
+        "tcp_rtt",
+        UNTIL,
+        t_ns=T0 + np.arange(UNTIL) * S,
+        role=code("tcp_rtt", "role", "client"),
+        saddr=np.frombuffer((BACK if own else MIDDLE)[:16], "V16"),
+        peer=np.frombuffer(BACK, "V18"),
+        samples=5,
+        rtt_sum_us=500,
+        rtt_min_us=90,
+        rtt_max_us=110,
+        **who,
+    )
+    host.add(
+        "tcp_connect",
+        len(BAD),
+        t_ns=T0 + ((BAD + 1) * S).astype(np.int64),
+        duration_ns=S,
+        result=code("tcp_connect", "result", "aborted"),
+        peer=np.frombuffer(BACK, "V18"),
+        tid=FRONT_PID,
+        **who,
+    )
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"]) == ("deadline_exceeded", cause)
+
+
 def test_segments_to_it_were_lost() -> None:
     host = chain()
     host.add(

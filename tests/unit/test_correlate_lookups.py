@@ -67,6 +67,14 @@ def test_one_that_is_not_there_is_the_one_that_answered_before() -> None:
     assert (one["cause"], one["culprit_object"], one["state"]) == ("dns", "10.0.0.53:53", "closed")
 
 
+def test_without_a_free_descriptor_no_server_can_be_asked() -> None:
+    out = host("error", to=bytes(18))
+    who = {"pid": PID, "proc_start_ns": START, "comm": b"shop", "kind": code("resource", "kind", "fd"), "limit": 20}
+    for at, used in ((np.array([5.25, 15.25, 25.25]), 9), (np.arange(30.25, 38, 0.5), 20)):
+        out.add("resource", len(at), t_ns=T0 + (at * S).astype(np.int64), interval_ns=500 * MS, used=used, **who)
+    assert {one["cause"] for one in latest(run(out, UNTIL))} == {"resource_limit"}
+
+
 def test_two_processes_have_one_finding() -> None:
     out = host("servfail")
     lookups(out, np.arange(0, 30, 0.5) + 0.1, pid=PID + 1)

@@ -156,6 +156,8 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
     entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
     if end.slower(episode.value):
         yield Verdict(CAUSE.name, 0.0, "", f"round trips to {end.name} alone took that long", (entry,))
+    elif end.dark and (is_loopback(end.raw) or view.has_address(end.raw, end.netns, episode)):
+        yield Verdict(CAUSE.name, 0.0, "", f"{end.name} is an address of this host, to which no network loses packets")
     elif end.dark:
         words = render("{n} to {who} were not answered at all", n=value(end.unanswered, "connect"), who=end.who)
         unanswered = item(

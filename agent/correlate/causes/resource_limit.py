@@ -185,6 +185,7 @@ CAUSE = Cause(
         "decision_latency": behind,
         "refusals": behind,
         "accept_overflow": behind,
+        "lookup_failures": behind,
         "service_errors": failing,
         "broker_down": of_brokers,
         "connect_failures": no_port,
