@@ -196,17 +196,6 @@ def broker(episode: Episode, view: View) -> list[ScoredEvent]:
     return [one for one in scored_events if not (one.termination.orderly and one.termination.from_ns > over_ns)]
 
 
-def lost(episode: Episode, view: View) -> list[ScoredEvent]:
-    """For the server that came back without its data: the end of the process that served before."""
-    if episode.metric != "lost":
-        return []
-    raw = episode.key[1]
-    assert isinstance(raw, bytes)
-    servers = [pid for _, pid in _servers(raw, episode, view)]
-    ended = _during(episode, view, servers, SECOND, _SURE, _BEFORE_NS)
-    return [one for one in ended if one.termination.replaced and not one.termination.stop]
-
-
 def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
     """For a queue's broker, and for its clients."""
     at = episode.key[-1]
@@ -313,7 +302,6 @@ IMPACTED: dict[str, Rule] = {
     "blocked_time": stopped,
     "broker_down": broker,
     "broker_stall": broker,
-    "entries_lost": lost,
     "process_stopped": itself,
     "process_gone": itself,
     "silence": silent,

@@ -94,6 +94,7 @@ class Kind:
         # possible impacts (the words of ``effect``); empty for all. Others are chance.
     ] = ()
     system: str = ""  # the broker that must run, with its programs, for its faults; empty: none
+    ends: tuple[str, ...] = ()  # brokers that it ends for good: it is not injected while these run
 
     def reach(self, fault: Fault, there: Mapping[str, LabProgram]) -> frozenset[str]:
         """Programs that it may impact."""

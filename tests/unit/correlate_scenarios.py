@@ -106,15 +106,15 @@ class Host:
             **more,
         )
 
-    def server(self, a: float, b: float, pid: int = REDIS_PID, start_ns: int = START) -> None:
+    def server(self, a: float, b: float) -> None:
         """The Redis process's own side of the connection."""
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
         self.add(
             "tcp_rtt",
             len(t),
             t_ns=t,
-            pid=pid,
-            proc_start_ns=start_ns,
+            pid=REDIS_PID,
+            proc_start_ns=START,
             comm=b"redis-server",
             role=code("tcp_rtt", "role", "server"),
             sport=6399,

@@ -11,7 +11,7 @@ import pytest
 
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
-from tests.unit.correlate_scenarios import PEER, REDIS_PID, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
 
@@ -428,28 +428,6 @@ def test_what_a_broker_lost_at_a_fail_over_is_a_finding_with_its_bound(reason: b
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("entries_lost", "failover", detail)
     assert reason.decode() in str(finding["sentence"])
-
-
-def test_a_server_that_was_killed_and_came_back_without_its_data() -> None:
-    host = well(0, 30)
-    for pid, since, a, b in ((REDIS_PID, START, 0, 29), (REDIS_PID + 1, T0 + 29 * S, 30, UNTIL)):
-        host.server(a, b, pid, since)
-    host.add(
-        "process_event",
-        1,
-        t_ns=T0 + 29 * S - S // 2,
-        pid=REDIS_PID,
-        tid=REDIS_PID,
-        proc_start_ns=START,
-        comm=b"redis-server",
-        kind=code("process_event", "kind", "killed"),
-        signal=9,
-    )
-    reason = b"restarted or replaced: at least 23 entries are gone"
-    host.queue(30, 50, lag=4, age=0.1, incoming=40, status=b"rewound", reason=reason, consumers=3)
-    well(50, UNTIL, host)
-    (finding,) = found(host)
-    assert (finding["symptom"], finding["cause"]) == ("entries_lost", "process_killed")
 
 
 def test_a_group_that_was_set_back_lost_nothing() -> None:

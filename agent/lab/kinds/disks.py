@@ -114,6 +114,7 @@ FULL = Kind(
     ("disk",),
     (Right("resource_limit", "disk_full"), Right("disk", culprit=True)),  # it writes as fast as the disk takes it
     filled,
+    ends=("kafka",),  # it shuts down when it cannot write
 )
 BUSY = Kind(
     "disk_contended",

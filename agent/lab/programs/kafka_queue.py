@@ -59,7 +59,7 @@ def serve(run: Run) -> None:
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": data,
         "log.flush.interval.messages": 1,
-        "log.index.size.max.bytes": 256 << 10,
+        "log.index.size.max.bytes": 1 << 20,
         "log.segment.bytes": 16 << 20,
         "auto.create.topics.enable": "false",
         "offsets.topic.num.partitions": 4,

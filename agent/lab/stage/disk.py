@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SIZE_BYTES = 256 << 20
+SIZE_BYTES = 160 << 20
 _FIFREEZE, _FITHAW = 0xC0045877, 0xC0045878
 _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
