@@ -15,7 +15,8 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.guard import Guard
 from agent.correlate.local import is_loopback
-from agent.correlate.rows import among, groups
+from agent.correlate.rows import among, columns_of, groups
+from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
@@ -28,6 +29,11 @@ _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _CONTACTING = [b"established", b"syn_sent"]  # in other states no process waits for the peer any more
 #: The initial retransmission timeout of a lone segment.
 RTO_NS = 200_000_000
+#: A wait for a retransmitted segment takes ``RTO_NS`` or longer, less the resolution of its timer. It is far longer
+#: than usual beyond so many times the 90th percentile.
+RESENT_NS, RATIO = 180_000_000, 5.0
+#: Pairs of a process and a peer that have a baseline of their own.
+_PAIRS = 1024
 #: A regular peer is seen in this share of so many seconds; after so many tries regularity does not matter.
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: Columns that symptoms of peers read.
@@ -45,20 +51,25 @@ class PeerWatch(EndWatch):
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of
     its connects, without those with a retransmitted SYN; again: retransmitted segments, including the peer's own if it
-    is on this host, without those that it had already; wait_ns: the longest wait of a process for it. here: it is a
-    process of this host. A peer that does not respond has no round trips: the wait for it then follows from
-    retransmissions to it. dark: 1 in such a second.
+    is on this host, without those that it had already; wait_ns: the longest wait of a process for it; late_ns: the
+    longest one that took far longer than that process usually waits for it, 0 if none did. here: it is a process of
+    this host. A peer that does not respond has no round trips: the wait for it then follows from retransmissions to it.
+    dark: 1 in such a second.
     """
 
-    metrics = ("floor_us", "connect_us", "again", "wait_ns", "here", "dark")
+    metrics = ("floor_us", "connect_us", "again", "wait_ns", "late_ns", "here", "dark")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self._unanswered: dict[
             tuple[int, bytes], tuple[int, int, int]
         ] = {}  # (time of the first unanswered segment, time of the last try, number of tries)
+        # The longest waits of each process for each peer. Some clients of a peer wait for it all the time (consumers to
+        # which it pushes messages), others hardly ever (producers).
+        self._pairs = Series(("wait_ns",), _PAIRS)
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self._pairs.begin(second)
         talks = rows.get("tcp_rtt")
         answered = self._count_answers(second, rows, talks) if talks is not None else np.empty(0, np.int64)
         return np.concatenate([answered, self._silent(second, rows, talks)])
@@ -85,17 +96,42 @@ class PeerWatch(EndWatch):
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = ContactedEnds(mine, chosen, first, group)
         had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
+        again = (_again(rows.get("tcp_retransmit"), at) - had).clip(0)
+        waits = _for_peers(rows.get("syscall_latency"))
+        usual = (again == 0) & ~np.isin(slots, self._active_slots)
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
-            "again": (_again(rows.get("tcp_retransmit"), at) - had).clip(0),
-            "wait_ns": _waits(rows.get("syscall_latency"), at),
+            "again": again,
+            "wait_ns": _waits(waits, at),
+            "late_ns": self._late(second, waits, at, usual),
             "here": among(ends, there.tolist()).astype(np.float64),
             "dark": np.zeros(len(ends)),
         }
         fits = slots >= 0
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
         return slots[fits]
+
+    def _late(self, second: int, waits: np.ndarray | None, at: ContactedEnds, usual: np.ndarray) -> np.ndarray:
+        """usual: bool per subject, whether this second belongs to the baselines of those who wait for it."""
+        out = np.zeros(at.n)
+        if waits is None:
+            return out
+        subject_of = at.of_processes(waits)
+        waits, subject_of = pick(waits, subject_of >= 0), subject_of[subject_of >= 0]
+        if not len(waits):
+            return out
+        first, group = groups([waits["pid"], waits["proc_start_ns"], waits["peer"]])
+        longest, subject_of = most(np.zeros(len(first)), group, waits["max_ns"]), subject_of[first]
+        pairs = columns_of(waits, first, "pid", "proc_start_ns", "peer")
+        slots = np.array([self._pairs.slot(pair, second) for pair in pairs], np.int64)
+        long = np.flatnonzero((slots >= 0) & (longest > RESENT_NS))
+        before = self._pairs.baseline("wait_ns", slots[long], second, 1)
+        late = long[(longest[long] > RATIO * before.high) & (before.seen >= self.config.warm_s)]
+        most(out, subject_of[late], longest[late])
+        kept = (slots >= 0) & usual[subject_of]
+        self._pairs.put(second, slots[kept], wait_ns=longest[kept])
+        return out
 
     def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
         """Peers that were active before and now only get retransmissions: none of their connections had an
@@ -211,14 +247,20 @@ def _again(again: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     return out
 
 
+def _for_peers(rows: np.ndarray | None) -> np.ndarray | None:
+    """The waits for a peer, in rows of ``syscall_latency``."""
+    if rows is None:
+        return None
+    return pick(rows, (rows["basis"] == _BLOCKED) & (rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER))
+
+
 def _waits(waits: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     if waits is None:
         return np.full(at.n, np.nan)
-    some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
     out = np.zeros(at.n)
-    subject_of = at.of_processes(some)
-    most(out, subject_of[subject_of >= 0], some["max_ns"][subject_of >= 0])
-    some = pick(some, subject_of < 0)
+    subject_of = at.of_processes(waits)
+    most(out, subject_of[subject_of >= 0], waits["max_ns"][subject_of >= 0])
+    some = pick(waits, subject_of < 0)
     longest: dict[bytes, int] = {}
     for end, ns in zip(some["peer"].tolist(), some["max_ns"].tolist(), strict=True):
         longest[end] = max(ns, longest.get(end, 0))

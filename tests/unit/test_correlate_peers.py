@@ -18,7 +18,14 @@ UNTIL = 60
 
 
 def asked(
-    host: Host, at: np.ndarray, us: object, wait_ms: object, to: bytes = API, netns: int = NEAR, **more: object
+    host: Host,
+    at: np.ndarray,
+    us: object,
+    wait_ms: object,
+    to: bytes = API,
+    netns: int = NEAR,
+    pid: int = APP_PID,
+    **more: object,
 ) -> None:
     """By one row a second: round trips to the peer, and the longest wait for it."""
     us = np.broadcast_to(np.asarray(us, np.int64), len(at))
@@ -26,7 +33,7 @@ def asked(
         "tcp_rtt",
         len(at),
         t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
+        pid=pid,
         proc_start_ns=START,
         netns=netns,
         role=code("tcp_rtt", "role", "client"),
@@ -44,7 +51,7 @@ def asked(
         "syscall_latency",
         len(at),
         t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
+        pid=pid,
         proc_start_ns=START,
         basis=code("syscall_latency", "basis", "blocked"),
         kind=code("syscall_latency", "kind", "waiting"),
@@ -104,6 +111,16 @@ def lossy() -> Host:
     return host
 
 
+def pushed(produced_ms: np.ndarray, resent_at: np.ndarray, from_s: int = 0, bad: np.ndarray = BAD) -> Host:
+    """Two consumers that wait for what a broker pushes to them, and a producer that waits for confirms from then on."""
+    host = Host()
+    for pid in (APP_PID + 1, APP_PID + 2):
+        asked(host, SECONDS, 300, np.where(bad, 390, 167), pid=pid)
+    asked(host, SECONDS[from_s:], 300, produced_ms[from_s:])
+    sent_again(host, resent_at)
+    return host
+
+
 def cut(state: bytes = b"established") -> Host:
     """Nothing comes from the peer for eleven seconds: no round trip, no call that ends, and tries that are ever further
     apart.
@@ -126,6 +143,38 @@ def test_a_peer_is_reported_of_with_its_cause(host: Host, symptom: str) -> None:
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == (symptom, symptom)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+LOST_AT = np.arange(30.2, 36, 0.7)
+CONFIRMED_MS = np.where(BAD, 220, 6)
+
+
+@pytest.mark.parametrize(("until_s", "every_s"), [(36, 0.7), (55, 1.7)])
+def test_a_producer_that_waits_for_retransmissions_is_seen_beside_consumers_that_always_wait(
+    until_s: int, every_s: float
+) -> None:
+    """For as long as it lasts, though it also waits in seconds in which nothing is retransmitted."""
+    bad = (SECONDS > 30) & (until_s > SECONDS)
+    host = pushed(np.where(bad, 220, 6), np.arange(30.2, until_s, every_s), bad=bad)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"], found["subject"]) == ("network_loss", "network_loss", "10.0.0.2:443")
+    assert found["end_ns"] >= T0 + (until_s - 3) * S
+
+
+@pytest.mark.parametrize(
+    ("produced_ms", "resent_at", "from_s"),
+    [
+        (CONFIRMED_MS, LOST_AT[:0], 0),
+        (CONFIRMED_MS, LOST_AT[:1], 0),
+        (np.full(UNTIL, 6), LOST_AT, 0),  # only the consumers waited longer, and not far longer
+        (np.where(SECONDS % 7 < 1, 220, CONFIRMED_MS), LOST_AT, 0),  # it often waits that long
+        (CONFIRMED_MS, LOST_AT, 25),  # it is hardly known
+    ],
+)
+def test_beside_consumers_that_always_wait_a_producer_may_wait(
+    produced_ms: np.ndarray, resent_at: np.ndarray, from_s: int
+) -> None:
+    assert latest(run(pushed(produced_ms, resent_at, from_s), UNTIL)) == []
 
 
 def test_a_peer_of_which_nothing_is_received_is_reported_while_it_lasts() -> None:
@@ -300,6 +349,9 @@ def test_busy_hosts_of_varying_load_and_far_peers_are_not_reported(seed: int) ->
     host.made[-1].rows["peer"] = np.frombuffer(peer("93.1.2.3", 443), "V18")
     mobile = 60_000 * np.exp(np.cumsum(rng.normal(0, 0.08, 600)).clip(-1.2, 1.2))
     asked(host, at, mobile, mobile / 1e3 * 1.5, peer("80.5.6.7", 8443))
+    for pid in range(APP_PID + 10, APP_PID + 30):  # a pool of workers with a query of their own now and then
+        asked(host, at, 300, rng.lognormal(np.log(20), 1.2, 600), peer("10.0.0.7", 5432), pid=pid)
+    sent_again(host, at[rng.random(600) < 0.02] - 0.3, to=peer("10.0.0.7", 5432))
     assert latest(run(host, 600, every_ms=1000)) == []
 
 

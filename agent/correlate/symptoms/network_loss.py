@@ -6,36 +6,37 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.peers import READS, PeerWatch
+from agent.correlate.peers import RATIO, READS, RESENT_NS, PeerWatch
 from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
 _WITHIN_S, _TIMES = 5, 2
-_RTO_NS = 180_000_000  # a lone segment is retransmitted after 200 ms at least
-_RATIO = 5.0
 _SLOWER_US = 20_000.0  # slow acknowledgements cause retransmissions without losses
 
 
 def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     """Bad: round trips were no slower than usual, but in two of the last five seconds segments were retransmitted, and
-    a process waited for the peer as long as that takes and five times as long as in nine of ten usual seconds. In usual
-    seconds nothing is retransmitted.
+    a process waited for the peer as long as that takes, and five times as long as any process did in nine of ten usual
+    seconds, or as it did itself. In usual seconds nothing is retransmitted, and no process waits that much longer than
+    it usually does.
     """
     series, at, slots = watch.series, second.at, second.slots
     tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
-    slots = slots[tried & (series.last("wait_ns", slots, at) > _RTO_NS)]
+    slots = slots[tried & (series.last("wait_ns", slots, at) > RESENT_NS)]
     if not len(slots):
         return []
-    again, waits = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns"))
-    usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("wait_ns", "again"))
-    bar = np.maximum(_RTO_NS, _RATIO * usual.high)
+    metrics = "again", "wait_ns", "late_ns"
+    again, waits, late = (series.recent(metric, slots, at, _WITHIN_S) for metric in metrics)
+    before, usual, seldom = (series.baseline(metric, slots, at, _WITHIN_S) for metric in metrics)
+    longer = waits > np.maximum(RESENT_NS, RATIO * usual.high)[:, None]
+    longer |= (late > 0) & (seldom.high == 0)[:, None]
     dark = series.recent("dark", slots, at, _WITHIN_S) > 0
-    bad = ((again > 0) | dark) & (waits > bar[:, None])
+    bad = ((again > 0) | dark) & longer
     floor = series.recent("floor_us", slots, at, _WITHIN_S)
     floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
-    slower = quantile(floor, 0.5) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
+    slower = quantile(floor, 0.5) > RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
     opened = []
     for i in np.flatnonzero(lasting & bad[:, -1]):
