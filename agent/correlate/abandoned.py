@@ -102,24 +102,9 @@ class AbandonedWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (netns, raw), row = self.names[slot], self.who[slot]
         pid, comm, where = int(row["pid"]), text(row["comm"]), peer(raw)
+        subject, tick = f"requests of {process(comm, pid)} to {where}", int(row["tick"])
         return Episode(
-            symptom,
-            (netns, raw),
-            slot,
-            f"requests of {process(comm, pid)} to {where}",
-            where,
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"peer": raw},
-            pid=pid,
-            start_tick=int(row["tick"]),
-            comm=comm,
+            symptom, (netns, raw), slot, subject, where, keys={"peer": raw}, pid=pid, start_tick=tick, comm=comm
         )
 
 

@@ -134,24 +134,9 @@ class AnswerWatch(Watch):
         pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
         raw = row["saddr"].tobytes()
         where = address(raw) if raw.startswith(UNIX) else f"port {port}"
+        subject, scope = f"{process(comm, pid)} on {where}", f"{pid}/{tick}"
         episode = Episode(
-            symptom,
-            (netns, port),
-            slot,
-            f"{process(comm, pid)} on {where}",
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"sport": port},
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
+            symptom, (netns, port), slot, subject, scope, keys={"sport": port}, pid=pid, start_tick=tick, comm=comm
         )
         episode.facts["port"] = float(port)
         if known(row["tid"]) and row["tid"] > 0:

@@ -68,21 +68,5 @@ class BlockedWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._names[slot]
-        return Episode(
-            symptom,
-            (pid, tick),
-            slot,
-            process(comm, pid),
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        subject, scope = process(comm, pid), f"{pid}/{tick}"
+        return Episode(symptom, (pid, tick), slot, subject, scope, pid=pid, start_tick=tick, comm=comm)

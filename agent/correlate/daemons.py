@@ -55,19 +55,7 @@ class DaemonWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         daemon, against = self.names[slot]
         other = "MONOTONIC_RAW" if against == "raw" else against
+        subject, keys = f"{daemon}'s time against {other}", {"daemon": daemon}
         return Episode(
-            symptom,
-            (daemon, against),
-            slot,
-            f"{daemon}'s time against {other}",
-            "wall clock",
-            0,
-            0,
-            "apart",
-            "ns",
-            np.nan,
-            0.0,
-            0.0,
-            0,
-            keys={"daemon": daemon},
+            symptom, (daemon, against), slot, subject, "wall clock", metric="apart", unit="ns", base=np.nan, keys=keys
         )

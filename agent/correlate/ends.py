@@ -49,4 +49,4 @@ class EndWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         netns, raw = self.names[slot]
         where = peer(raw)
-        return Episode(symptom, (netns, raw), slot, where, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys={"peer": raw})
+        return Episode(symptom, (netns, raw), slot, where, where, keys={"peer": raw})

@@ -178,7 +178,7 @@ class HourWatch(Watch):
         who = process(comm, pid if pid > 0 else None)
         limiter = isinstance(key[0], str)
         subject, metric = (f"limiter {key[0]} ({who})", "silent") if limiter else (f"{who} on port {key[1]}", "unasked")
-        episode = Episode(symptom, key, slot, subject, f"{pid}/{tick}", 0, 0, metric, "ns", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, key, slot, subject, f"{pid}/{tick}", metric=metric, unit="ns")
         episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
         episode.keys = {"limiter_id": key[0]} if limiter else {"sport": key[1]}
         if isinstance(key[1], int):

@@ -285,7 +285,7 @@ class KeyWatch(Watch):
         one = self.stuck[of]
         name, pid = text(limiter), one.pid if one.pid > 0 else None
         subject = f"key {text(key)} of limiter {name} ({process(text(one.comm), pid)})"
-        episode = Episode(symptom, (name,), slot, subject, f"limiter {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, (name,), slot, subject, f"limiter {name}")
         episode.keys = {"limiter_id": name, "key": text(key)} | ({"reporter_uid": uid} if uid >= 0 else {})
         episode.pid, episode.start_tick, episode.comm = pid, one.tick, text(one.comm)
         return episode

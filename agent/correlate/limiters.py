@@ -201,26 +201,11 @@ class LimiterWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         limiter, _, pid, tick, comm = self.names[slot]
-        who = f"{limiter} ({process(comm, pid if pid > 0 else None)})"
-        return Episode(
-            symptom,
-            (limiter, pid, tick),
-            slot,
-            f"limiter {who}",
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"limiter_id": limiter},
-            pid=pid if pid > 0 else None,
-            start_tick=tick,
-            comm=comm,
-        )
+        known_pid = pid if pid > 0 else None
+        subject, scope = f"limiter {limiter} ({process(comm, known_pid)})", f"{pid}/{tick}"
+        episode = Episode(symptom, (limiter, pid, tick), slot, subject, scope, keys={"limiter_id": limiter})
+        episode.pid, episode.start_tick, episode.comm = known_pid, tick, comm
+        return episode
 
     def warm(self, second: Second, some: np.ndarray) -> np.ndarray:
         """Which of its subjects have been seen for long enough to evaluate a lasting rise."""

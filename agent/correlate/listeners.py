@@ -60,22 +60,8 @@ class AcceptWatch(Watch):
         netns, where, port, pid, tick, comm = self.names[slot]
         name = f"accept queue of {f'[{where}]' if ':' in where else where}:{port}"
         who = f" ({process(comm, pid)})" if pid > 0 else ""
-        return Episode(
-            symptom,
-            (netns, where, port, pid),
-            slot,
-            name + who,
-            f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"kind": "accept", "sport": port},
-            pid=pid if pid > 0 else None,
-            start_tick=tick,
-            comm=comm,
-        )
+        scope = f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}"
+        episode = Episode(symptom, (netns, where, port, pid), slot, name + who, scope)
+        episode.keys = {"kind": "accept", "sport": port}
+        episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
+        return episode

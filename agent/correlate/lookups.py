@@ -84,21 +84,4 @@ class LookupWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._who[slot]
         key = pid, tick, self._clients.get(slot, _NO_CLIENT)
-        return Episode(
-            symptom,
-            key,
-            slot,
-            process(comm, pid),
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        return Episode(symptom, key, slot, process(comm, pid), f"{pid}/{tick}", pid=pid, start_tick=tick, comm=comm)

@@ -158,21 +158,8 @@ class PauseWatch(Watch):
         limiter, comm, _ = self.names[slot]
         pid, tick = self.over[slot][2] if slot in self.over else self.who[slot]
         who = f"limiter {limiter} ({process(comm, pid if pid > 0 else None)})"
-        episode = Episode(
-            symptom,
-            (limiter, comm),
-            slot,
-            who,
-            f"{pid}/{tick}",
-            int(self.last_ns[slot]),
-            0,
-            "silent",
-            "ns",
-            0.0,
-            0.0,
-            0.0,
-            0,
-        )
+        episode = Episode(symptom, (limiter, comm), slot, who, f"{pid}/{tick}", metric="silent", unit="ns")
+        episode.start_ns = int(self.last_ns[slot])
         episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
         episode.keys = {"limiter_id": limiter, "comm": comm, "pid": None}
         return episode

@@ -259,21 +259,8 @@ class ProcessWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         termination = self.now[slot]
         key = (termination.pid, termination.tick, termination.cgroup)
-        episode = Episode(
-            symptom,
-            key,
-            slot,
-            process(termination.comm, termination.pid),
-            f"{termination.pid}/{termination.tick}",
-            termination.from_ns,
-            0,
-            "happens",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-        )
+        subject, scope = process(termination.comm, termination.pid), f"{termination.pid}/{termination.tick}"
+        episode = Episode(symptom, key, slot, subject, scope, termination.from_ns, metric="happens")
         episode.pid, episode.start_tick, episode.comm = termination.pid, termination.tick, termination.comm
         return episode
 

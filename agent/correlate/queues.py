@@ -200,7 +200,7 @@ class QueueWatch(Watch):
         if any(other[:4] == self.names[slot][:4] for one, other in self.names.items() if one != slot):
             queue += f" at {peer(raw)}"  # another cluster has a queue of that name
         scope = f"queue {destination}/{group}{f' of {cluster}' if cluster else ''}"
-        episode = Episode(symptom, self.names[slot], slot, queue, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, self.names[slot], slot, queue, scope)
         episode.keys = {
             "system": system,
             "cluster": cluster,

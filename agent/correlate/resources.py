@@ -155,25 +155,10 @@ class ResourceWatch(Watch):
         (pid, tick, what, where), comm = self.names[slot]
         who = process(comm, pid)
         subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else who
-        return Episode(
-            symptom,
-            (pid, tick, what, where),
-            slot,
-            subject,
-            f"{pid}/{tick}",
-            0,
-            0,
-            what,
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-            keys={"kind": what, "object": where},
-        )
+        episode = Episode(symptom, (pid, tick, what, where), slot, subject, f"{pid}/{tick}", metric=what)
+        episode.pid, episode.start_tick, episode.comm = pid, tick, comm
+        episode.keys = {"kind": what, "object": where}
+        return episode
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Process, np.ndarray]]:

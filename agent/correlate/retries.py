@@ -108,25 +108,11 @@ class RetryWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (comm, netns, raw), who = self._programs[slot], self.who(slot)
         assert who is not None
-        return Episode(
-            symptom,
-            (netns, raw, comm),
-            slot,
-            f"{process(comm, who.pid)}, which connects to {peer(raw)}",
-            f"{comm} to {peer(raw)} in {netns}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"comm": comm, "peer": raw, "pid": None},
-            pid=who.pid,
-            start_tick=who.tick,
-            comm=comm,
-        )
+        subject = f"{process(comm, who.pid)}, which connects to {peer(raw)}"
+        episode = Episode(symptom, (netns, raw, comm), slot, subject, f"{comm} to {peer(raw)} in {netns}")
+        episode.keys = {"comm": comm, "peer": raw, "pid": None}
+        episode.pid, episode.start_tick, episode.comm = who.pid, who.tick, comm
+        return episode
 
 
 def _fruitless(closes: np.ndarray) -> np.ndarray:

@@ -183,14 +183,14 @@ class ServiceWatch(Watch):
             if isinstance(system, int):
                 scope = place(where, raw, system)
                 name = f"the server at {where}"
-                return Episode(symptom, key, slot, name, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys={"peer": raw})
+                return Episode(symptom, key, slot, name, scope, keys={"peer": raw})
             name, keys = f"the {system} server{f' at {where}' if where else ''}", {"system": system, "peer": raw}
-            return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys=keys)
+            return Episode(symptom, key, slot, name, where, keys=keys)
         limiter, pid, tick = key
         assert isinstance(tick, int)
         assert pid is None or isinstance(pid, int)
         subject, scope = f"limiter {limiter} ({process(comm, pid)})", f"{-1 if pid is None else pid}/{tick}"
-        episode = Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, key, slot, subject, scope)
         episode.pid, episode.start_tick, episode.comm, episode.keys = pid, tick, comm, {"limiter_id": limiter}
         return episode
 

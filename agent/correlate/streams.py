@@ -223,28 +223,13 @@ class StreamWatch(Watch):
             pid, tick, comm = stall.writer
         subject = f"connection of {process(stall.writer[2], stall.writer[0])} to {name}"
         scope = f"{stall.writer[0]} to {name}"
-        return Episode(
-            symptom,
-            (stall.server, stall.reader, stall.writer),
-            slot,
-            subject,
-            scope,
-            stall.from_ns,
-            stall.to_ns,
-            "stalled_ns",
-            "ns",
-            stall.usual_ns,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        key, times = (stall.server, stall.reader, stall.writer), (stall.from_ns, stall.to_ns)
+        episode = Episode(symptom, key, slot, subject, scope, *times, "stalled_ns", "ns", stall.usual_ns)
+        episode.pid, episode.start_tick, episode.comm = pid, tick, comm
+        return episode
 
-    def newly_opened(self, symptom: str, second: int) -> list[Episode]:
-        """The episodes of this symptom that this second opens."""
-        opened = []
+    def judge(self, symptom: str, second: int) -> None:
+        """Opens and extends the episodes of this symptom."""
         for slot, stall in self.stalls.items():
             if stall.symptom != symptom:
                 continue
@@ -255,8 +240,6 @@ class StreamWatch(Watch):
                 continue
             episode = self.describe(symptom, slot)
             self.open(episode, second, waited, 1)
-            opened.append(episode)
-        return opened
 
 
 def _who(row: np.void) -> Process:

@@ -162,24 +162,8 @@ class StuckWatch(Watch):
         jam = self.jams[slot]
         (pid, tick, comm), name = jam.writer, peer(jam.peer)
         key = jam.netns, jam.peer, jam.reader or ()
-        return Episode(
-            symptom,
-            key,
-            slot,
-            f"connection of {process(comm, pid)} to {name}",
-            f"{pid} to {name}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        subject = f"connection of {process(comm, pid)} to {name}"
+        return Episode(symptom, key, slot, subject, f"{pid} to {name}", pid=pid, start_tick=tick, comm=comm)
 
 
 def _who(row: np.void) -> tuple[int, int, str]:

@@ -48,7 +48,7 @@ class JudgedSymptom(Protocol):
     @property
     def adopted(self) -> bool: ...
     @property
-    def judge(self) -> Callable[[Any, Second], list[Episode]] | None: ...
+    def judge(self) -> Callable[[Any, Second], None] | None: ...
 
 
 class Watch(ABC):
@@ -76,10 +76,8 @@ class Watch(ABC):
         if len(slots):
             now = Second(second, slots, rows)
             for symptom in self.symptoms:
-                opened = self._guard.attempt(
-                    f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[]
-                )
-                self._opened += [episode for episode in opened if episode not in self._opened]
+                if symptom.judge is not None:
+                    self._guard.attempt(f"symptom {symptom.name}", symptom.judge, self, now, otherwise=None)
             self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
         self._end(second)
         return self._opened
@@ -99,7 +97,7 @@ class Watch(ABC):
         """The key in ``active`` of an episode of that metric: one per symptom and subject."""
         return symptom, slot
 
-    def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
+    def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> None:
         """Opens an episode if the rise has lasted, and extends an active one. ``allowed``: for some indices of
         ``of.slots``, whether an episode may open.
         """
@@ -111,14 +109,13 @@ class Watch(ABC):
             considered |= np.isin(of.slots, self._active_slots)
         some = np.flatnonzero(considered)
         if not len(some):
-            return []
+            return
         slots, recent = of.slots[some], recent[some]
         usual = self.series.baseline(rise.metric, slots, second, n)
         bar = np.maximum(
             usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high)
         )
         lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed(some)
-        opened = []
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
             slot = int(slots[i])
             episode = self.active.get(self.place(rise.symptom, slot, rise.metric))
@@ -137,8 +134,6 @@ class Watch(ABC):
                 episode.base, episode.bar = float(usual.median[i]), float(bar[i])
                 episode.start_ns = (second - n + 1) * SECOND
                 self.open(episode, second, float(recent[i].max()), n)
-                opened.append(episode)
-        return opened
 
     def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
         """Begins an episode. ``step`` returns it even if its symptom fails afterwards, since it would not be opened
@@ -175,7 +170,3 @@ class Watch(ABC):
         if ended:
             self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
             self.series.release({slot for _, slot in self.active})
-
-
-def _nothing(_watch: Watch, _second: Second) -> list[Episode]:
-    return []

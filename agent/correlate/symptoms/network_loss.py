@@ -18,7 +18,7 @@ _RATIO = 5.0
 _SLOWER_US = 20_000.0  # slow acknowledgements cause retransmissions without losses
 
 
-def judge(watch: PeerWatch, second: Second) -> list[Episode]:
+def judge(watch: PeerWatch, second: Second) -> None:
     """Bad: round trips were no slower than usual, but in two of the last five seconds segments were retransmitted, and
     a process waited for the peer as long as that takes and five times as long as in nine of ten usual seconds. In usual
     seconds nothing is retransmitted.
@@ -27,7 +27,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
     slots = slots[tried & (series.last("wait_ns", slots, at) > _RTO_NS)]
     if not len(slots):
-        return []
+        return
     again, waits = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns"))
     usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("wait_ns", "again"))
     bar = np.maximum(_RTO_NS, _RATIO * usual.high)
@@ -37,7 +37,6 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
     slower = quantile(floor, 0.5) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
-    opened = []
     for i in np.flatnonzero(lasting & bad[:, -1]):
         slot, worst = int(slots[i]), float(np.nanmax(np.where(bad[i], waits[i], 0)))
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -49,10 +48,8 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
             episode.metric, episode.unit, episode.base = "wait_ns", SYMPTOM.unit, float(usual.median[i])
             episode.start_ns = first * SECOND
             watch.open(episode, at, worst, at - first + 1)
-            opened.append(episode)
         episode.count += int(again[i, -1])
         episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(dark[i].sum()))
-    return opened
 
 
 def clause(episode: Episode) -> Words:
