@@ -61,7 +61,6 @@ class MemberStatus:
     committed: int
     applied: int
     db_bytes: int
-    learner: bool
     version: str
     alarms: tuple[str, ...]
 
@@ -112,7 +111,6 @@ def read_status(answer: bytes) -> MemberStatus:
         committed,
         committed if applied is None else number(given, "raftAppliedIndex"),
         number(given, "dbSize"),
-        given.get("isLearner", False) is True,
         _text(given, "version"),
         tuple(dict.fromkeys(name for one in errors if isinstance(one, str) for name in _ALARM.findall(one)))[:4],
     )

@@ -94,10 +94,6 @@ def names_of(given: str) -> tuple[str, ...]:
 class HttpServer(ServerSection):
     """A section of a server with an HTTP endpoint."""
 
-    @property
-    def has_login(self) -> bool:
-        return bool(self.user or self.url.user or self.url.password or self.password.is_set)
-
     def login(self) -> tuple[str, str] | None:
         """User and password now, None without any. Raises HttpDown if the password cannot be had."""
         try:

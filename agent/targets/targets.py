@@ -29,7 +29,7 @@ from agent.kernel.steps import BlockedError, Done, Steps, pump_until, run
 from agent.log import log_message
 from agent.posix import background
 from agent.targets.analyzer_pool import AnalyzerPool
-from agent.targets.asked import HOST, FileId, ProbeRequest, owner_of
+from agent.targets.asked import HOST, ProbeRequest, owner_of
 from agent.targets.attacher import Attacher
 from agent.targets.files import Files, probe_descriptors
 from agent.targets.images import Images
@@ -110,10 +110,6 @@ class Targets:
     def mapped(self, where: Callable[[int], bool], request: ProbeRequest) -> None:
         """Requests every shared library of the processes for which ``where(pid)`` is true."""
         self.files.mapped.append((where, request))
-
-    def using(self, pid: int) -> set[FileId]:
-        """The files that a process uses, as far as it has been scanned."""
-        return self._processes.of(pid).used
 
     def again(self, pid: int) -> None:
         """Scans a process soon, if it has mapped anything since the last scan."""

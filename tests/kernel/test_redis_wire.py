@@ -22,7 +22,7 @@ from agent.columns import NULL_I64
 from agent.common.settings import read
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.loaded_families import load, release
-from agent.lab.stage.tun_link import Cable
+from tests.cable import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover

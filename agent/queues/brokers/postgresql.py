@@ -20,7 +20,7 @@ from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
+from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,
@@ -121,16 +121,6 @@ class PostgresUrl:
             ) from None
 
 
-def _path(given: str) -> str:
-    if given and not given.startswith("/"):
-        raise ValueError("it is an absolute path")
-    return given
-
-
-def _file(what: str) -> Any:
-    return setting("", text("an absolute path", _path), what)
-
-
 @dataclass(frozen=True)
 class PostgresServer:
     """A server as a section of the settings. Files are read by the broker process, as user tickscope."""
@@ -145,9 +135,9 @@ class PostgresServer:
         "", text("a name"), "name of the cluster, which stays the same at another address; none: host:port/database"
     )
     password: Password = setting(Password(), password_keys("TICKSCOPE_POSTGRESQL_"))
-    ca_file: str = _file("certificates of the authorities to trust (TLS)")
-    certificate_file: str = _file("certificate of tickscope (TLS)")
-    key_file: str = _file("key of that certificate")
+    ca_file: str = path_setting("certificates of the authorities to trust (TLS)")
+    certificate_file: str = path_setting("certificate of tickscope (TLS)")
+    key_file: str = path_setting("key of that certificate")
 
     def check(self) -> None:
         """Raises AgentError, without the values: there may be a password among them."""
