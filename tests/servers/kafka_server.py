@@ -16,6 +16,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.servers.certificates import certificates
+from tests.ports import free_ports
 
 #: As in its pom.xml.
 VERSION = "4.4.0"
@@ -35,14 +36,6 @@ def fetched(into: Path) -> Path:
     if got.returncode:
         pytest.skip(f"Kafka cannot be had: {got.stdout[-300:]}")
     return into
-
-
-def free_ports(n: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 class Kafka:

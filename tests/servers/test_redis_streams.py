@@ -378,15 +378,6 @@ def test_a_wrong_password_is_reported_and_not_repeated(redis: Redis) -> None:
     assert one(queue)["status"] == b"ok"
 
 
-@pytest.mark.parametrize(
-    "url", ["http://x", "redis://h:nan/0", "redis://h/zero", "redis://:pw@h/0?stream=a", "unix://"]
-)
-def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(AgentError) as error:
-        BROKER.sources([url])
-    assert "pw" not in str(error.value)
-
-
 def test_the_brokers_process_asks_it(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
     redis.add("s", 13)

@@ -18,6 +18,7 @@ from tests.patience import PATIENCE
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 from tests.system.test_full_disk import Flood, lost, memory, until
+from tests.ports import free_port
 
 #: What waits, what came meanwhile and is not in the backlog yet, and copies.
 _GROWTH_BYTES = 64 << 20
@@ -39,11 +40,6 @@ def slowest_s(work: Callable[[], object], times: int = 10) -> float:
         work()
         slowest = max(slowest, time.monotonic() - begun)
     return slowest
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent], disk: FrozenDisk) -> None:

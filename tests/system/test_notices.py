@@ -19,12 +19,7 @@ import pytest
 
 from tests.kernel.clock_rig import PROLOGUE
 from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+from tests.ports import free_port
 
 
 def step() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tests.patience import PATIENCE
 from tests.servers.strict_receiver import StrictReceiver
 from tests.system.agent import Agent
-from tests.unit.test_otlp_receiver import free_port
+from tests.ports import free_port
 
 #: Five refusals, within a span of the program's own.
 PROGRAM = """

@@ -17,7 +17,8 @@ import pytest
 
 from dashboards import alerts
 from tests.system.agent import PATIENCE, Agent
-from tests.system.test_notices import free_port, step, wait
+from tests.system.test_notices import step, wait
+from tests.ports import free_port
 
 _RULES = Path(alerts.__file__).with_suffix(".yaml")
 

@@ -52,6 +52,7 @@ FLOOD = """
 import socket, sys, threading
 sys.path.insert(0, sys.argv[2])
 from tests.unit.otlp_pieces import spans
+from tests.ports import free_port
 body = spans(*[{"rate_limiting.result": "allowed", "rate_limiting.limiter.id": "flood"}] * 1000)
 head = b"POST /v1/traces HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/x-protobuf\\r\\n"
 data = head + b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body
@@ -67,12 +68,6 @@ for _ in range(100):
 print("full", flush=True)
 sys.stdin.read()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def config(http: object) -> tuple[ReceiverSettings, LimiterSettings]:
