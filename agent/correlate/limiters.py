@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.alike import least
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.watch import JudgedSymptom, Second, Watch
+from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
@@ -101,10 +100,8 @@ class LimiterWatch(Watch):
         "watched",
     )
 
-    def __init__(
-        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
-    ) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second
         self.hung: dict[int, list[Hung]] = {}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.common.copies import only, pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.redeliveries import Redeliveries
 from agent.correlate.rows import columns_of, groups, known
 from agent.correlate.series import SECONDS
@@ -93,8 +91,8 @@ class QueueWatch(Watch):
         *("rebalances", "unstable", "left_s"),
     )
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # the last part: the server that answered last
         self._cluster: dict[int, str] = {}
         self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll

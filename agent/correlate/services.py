@@ -5,17 +5,15 @@ status of its answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.copies import only
 from agent.correlate.answered import error_name, faults
 from agent.correlate.brokers import POLLER
-from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, shared, union
 from agent.correlate.series import SECONDS, Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -45,8 +43,8 @@ class ServiceWatch(Watch):
 
     metrics = ("n", "errors", "replies", "alarms")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.series = Series(self.metrics, 3 * config.subjects)  # limiters, brokers, and servers
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}

@@ -11,15 +11,13 @@ This is evaluated after the wait, since a stream that simply ended does not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import LastRows, among, columns_of, groups, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
@@ -81,8 +79,8 @@ class StreamWatch(Watch):
 
     metrics = ("stalled_ns",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.stalls: dict[int, Stall] = {}
         self.names: dict[int, Stall] = {}
         self._waits: LastRows | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -58,15 +58,19 @@ class Watch(ABC):
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(
-        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
-    ) -> None:
+    def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
-        self.symptoms, self._guard = symptoms, guard or Guard()
+        self._symptoms: Sequence[JudgedSymptom] = ()
+        self._guard = Guard()
         self.series = Series(self.metrics, config.subjects)
         self.active: dict[tuple[str, int], Episode] = {}
         self._active_slots = np.empty(0, np.int64)
         self._opened: list[Episode] = []
+
+    def judged_by(self, symptoms: Sequence[JudgedSymptom], guard: Guard) -> Self:
+        """The same with the symptoms that judge its subjects. guard: contains their errors."""
+        self._symptoms, self._guard = symptoms, guard
+        return self
 
     def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds all active ones."""
@@ -75,7 +79,7 @@ class Watch(ABC):
         self._opened = []
         if len(slots):
             now = Second(second, slots, rows)
-            for symptom in self.symptoms:
+            for symptom in self._symptoms:
                 if symptom.judge is not None:
                     self._guard.attempt(f"symptom {symptom.name}", symptom.judge, self, now, otherwise=None)
             self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
@@ -157,7 +161,7 @@ class Watch(ABC):
     def _end(self, second: int) -> None:
         if not self.active:
             return
-        quiet, adopted = self.config.quiet_s, {symptom.name for symptom in self.symptoms if symptom.adopted}
+        quiet, adopted = self.config.quiet_s, {symptom.name for symptom in self._symptoms if symptom.adopted}
         latest = second - self.config.adopt_s
         ended = [
             key
