@@ -21,7 +21,6 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
-from agent.errors import AgentError
 from agent.queues.brokers.etcd import BROKER, EtcdUrl
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from agent.common.address import peer_bytes
-from agent.errors import AgentError
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
 from agent.queues.judged import Judged
 from agent.queues.nats_report import time_ns

@@ -18,7 +18,6 @@ import numpy as np
 import psycopg2
 import pytest
 
-from agent.errors import AgentError
 from agent.queues import asking
 from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
 from agent.queues.discover import discover

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.errors import AgentError
 from agent.queues.brokers.queues_from import BROKER, MAX_BODY_BYTES
 from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue

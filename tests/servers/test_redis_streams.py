@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from agent.common.resp import RedisUrl, RespClient
-from agent.errors import AgentError
 from agent.queues import redis_scan
 from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.judged import Judged

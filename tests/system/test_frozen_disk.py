@@ -5,7 +5,6 @@ that ends or starts meanwhile says so.
 from __future__ import annotations
 
 import os
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
