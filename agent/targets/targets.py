@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.fairness import Budget, Places, UserQueues
+from agent.contracts import Readable
 from agent.kernel.limits import (
     LONGEST_S,
     LOOKS_MOST_S,
@@ -54,7 +55,7 @@ _START_S = 20.0
 _SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
 
 
-class Targets:
+class Targets(Readable):
     """Offers each file once to all requests. Implements ``agent.contracts.Source``; produces no rows.
 
     kernel: its exec_events report new programs. Make the requests with ``library`` and ``exe``, then call ``start``.

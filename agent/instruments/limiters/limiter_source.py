@@ -145,9 +145,6 @@ class GoLimiters(Due, Pending):
             os.close(one.file)
             one.file = -1
 
-    def fds(self) -> list[int]:
-        return []
-
     @property
     def due_ns(self) -> int:
         return min((one.due_ns for one in self._moving()), default=0)
