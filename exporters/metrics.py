@@ -258,7 +258,9 @@ METRICS: tuple[Metric, ...] = (
         where=("kind", ("source",)),
     ),
     *(
-        Metric(f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",)))
+        Metric(
+            f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",))
+        )
         for name, unit, text, column, raw in (
             ("root_distance", "s", "Bound of ntp.offset, as the daemon has it: root distance.", "distance_ns", "ns"),
             ("root_delay", "s", "Round trip to the reference clock.", "root_delay_ns", "ns"),

@@ -1,8 +1,8 @@
 """Two network namespaces joined by a pair of TUN devices (agent/lab/stage/tun_link.py).
 
-    with Cable(delay_s=0.02) as wire:
-        with wire.left.entered(): client = socket.socket()
-        with wire.right.entered(): server = socket.create_server((wire.RIGHT, 0))
+with Cable(delay_s=0.02) as wire:
+    with wire.left.entered(): client = socket.socket()
+    with wire.right.entered(): server = socket.create_server((wire.RIGHT, 0))
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _LEAST_BYTES = 65536
 
 
 def kernel_queues() -> Iterator[dict[str, Any]]:
-    """Listening sockets, connections with at least ``_LEAST_BYTES`` waiting, devices; keys as in agent/cli/queues.py."""
+    """Listening sockets, connections with at least ``_LEAST_BYTES`` waiting, devices; keys: agent/cli/queues.py."""
     from pyroute2 import DiagSocket, IPRoute
 
     with DiagSocket() as diag:

@@ -19,8 +19,8 @@ import pytest
 from tests.kernel.go_fixture import go_binary, go_minor
 from tests.kernel.test_redis_wire import _RESULTS, Rig
 from tests.patience import PATIENCE
-from tests.servers.test_redis_streams import Redis
 from tests.ports import free_port
+from tests.servers.test_redis_streams import Redis
 
 RULES = """
 domain: edge

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.cable import Cable, counters, every, first
 from agent.tables import TABLES
+from tests.cable import Cable, counters, every, first
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, swallow
 from tests.patience import PATIENCE

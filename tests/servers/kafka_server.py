@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.servers.certificates import certificates
 from tests.ports import free_ports
+from tests.servers.certificates import certificates
 
 #: As in its pom.xml.
 VERSION = "4.4.0"

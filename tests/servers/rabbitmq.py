@@ -25,9 +25,9 @@ from typing import Any
 import amqp
 
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.releases import CACHE, archive
 from tests.servers.certificates import certificates
-from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")

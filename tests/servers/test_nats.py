@@ -27,9 +27,9 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue
 from agent.queues.timers import rule
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.releases import program, unpacked
 from tests.servers.nats import SECOND, Nats, NatsClient, client
-from tests.ports import free_ports
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
 FAILURES = TABLE.by_name["failure"].names

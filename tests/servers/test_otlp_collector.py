@@ -17,6 +17,7 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
+from tests.ports import free_port
 from tests.servers.otlp_load import (
     BOOT_ID,
     CALLS,
@@ -30,7 +31,6 @@ from tests.servers.otlp_load import (
     until,
     workload,
 )
-from tests.ports import free_port
 
 _HERE = Path(__file__).parent / "collector"
 _NO_GO = 3

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.agent import Agent
 from tests.ports import free_port
+from tests.system.agent import Agent
 
 PROGRAMS = Path(__file__).parent / "programs"
 OPERATIONS, HANDSHAKES = 211, 7

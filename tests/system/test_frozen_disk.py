@@ -14,10 +14,10 @@ import pytest
 
 from agent.service.control import ask
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 from tests.system.test_full_disk import Flood, lost, memory, until
-from tests.ports import free_port
 
 #: What waits, what came meanwhile and is not in the backlog yet, and copies.
 _GROWTH_BYTES = 64 << 20

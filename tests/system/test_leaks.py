@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.kernel.go_fixture import go_binary
-from tests.system.agent import PATIENCE, Agent
 from tests.ports import free_port
+from tests.system.agent import PATIENCE, Agent
 
 PROGRAMS, CONNECTIONS, LIMITERS = 1009, 53, 11
 

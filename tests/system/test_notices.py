@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests.kernel.clock_rig import PROLOGUE
-from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
 from tests.ports import free_port
+from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
 
 
 def step() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from dashboards import alerts
+from tests.ports import free_port
 from tests.system.agent import PATIENCE, Agent
 from tests.system.test_notices import step, wait
-from tests.ports import free_port
 
 _RULES = Path(alerts.__file__).with_suffix(".yaml")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.agent import Agent
 from tests.ports import free_port
+from tests.system.agent import Agent
 
 #: Seconds of it; a shorter time than an operator would wait, so that the suite ends.
 SILENCE_S = float(os.environ.get("TICKSCOPE_TEST_SILENCE_S", "40"))

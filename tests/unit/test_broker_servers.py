@@ -71,7 +71,11 @@ REFUSED: dict[str, list[Any]] = {
         "http://u:pw@h?management=0",
     ],
     "redis": [
-        "http://x", "redis://h:nan/0", "redis://h/zero", "redis://:pw@h/0?stream=a", "unix://",
+        "http://x",
+        "redis://h:nan/0",
+        "redis://h/zero",
+        "redis://:pw@h/0?stream=a",
+        "unix://",
     ],
 }
 

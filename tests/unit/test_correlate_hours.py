@@ -13,9 +13,9 @@ from agent.batch import Batch, make
 from agent.correlate.catalogue import symptoms
 from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.hours import HourWatch
 from agent.correlate.inbox import compact
-from agent.correlate.guard import Guard
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, START, S, latest
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from agent.correlate.catalogue import symptoms
+from agent.correlate.guard import Guard
 from agent.correlate.inbox import compact
 from agent.correlate.pauses import PauseWatch
-from agent.correlate.guard import Guard
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
 from tests.unit.test_correlate_processes import event

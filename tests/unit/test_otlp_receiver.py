@@ -40,6 +40,7 @@ from agent.receiver.receiver_process import OtlpReceiver
 from agent.receiver.receiver_worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from agent.receiver.settings import ReceiverSettings
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, as_json, logs, spans
 
@@ -52,7 +53,6 @@ FLOOD = """
 import socket, sys, threading
 sys.path.insert(0, sys.argv[2])
 from tests.unit.otlp_pieces import spans
-from tests.ports import free_port
 body = spans(*[{"rate_limiting.result": "allowed", "rate_limiting.limiter.id": "flood"}] * 1000)
 head = b"POST /v1/traces HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/x-protobuf\\r\\n"
 data = head + b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body

@@ -23,9 +23,7 @@ def judge(watch: LimiterWatch, second: Second) -> None:
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
-        watch.rises(
-            Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second)
-        )
+        watch.rises(Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second))
 
 
 def _hung(watch: LimiterWatch, second: Second) -> None:

@@ -57,9 +57,7 @@ def _late(watch: QueueWatch, second: Second) -> None:
             (np.fmin(before, now) > np.maximum(lasting, bar)) & (now > before)
         )
         for i in np.flatnonzero(late):
-            _open(
-                watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i]))
-            )
+            _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i])))
 
 
 def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:

@@ -59,9 +59,7 @@ def _decisions(watch: ServiceWatch, second: Second) -> None:
         bad = warm & (errors >= _LEAST) & (share >= usual + _SHARE) & (_chance(share, usual, n) < _CHANCE)
         bad &= ~np.isnan(watch.series.last("errors", slots, second.at)) & np.isin(slots, list(watch.first_ns))
         for i in np.flatnonzero(bad):
-            _open(
-                watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
-            )
+            _open(watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1)))
 
 
 def _answers(watch: ServiceWatch, second: Second) -> None:

@@ -222,7 +222,9 @@ class NatsConsumers(TimedQueue):
     ) -> Iterator[Row]:
         """due: takes the timers of the same streams and consumers."""
         chosen = [(_stream_name(stream), stream) for stream in report.streams]
-        chosen = [(name, stream) for name, stream in chosen if is_chosen(name.decode(errors="replace"), self._url.streams)]
+        chosen = [
+            (name, stream) for name, stream in chosen if is_chosen(name.decode(errors="replace"), self._url.streams)
+        ]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
         before, self._known = self._known, {}
         left_out = 0

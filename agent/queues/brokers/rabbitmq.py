@@ -34,8 +34,8 @@ from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, po
 from agent.queues.judged import UNANSWERED
 from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
-from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.patterns import is_chosen, is_pattern
+from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
