@@ -88,12 +88,12 @@ def i64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
     return Column(name, "i64", meaning, unit, attribute)
 
 
-def f64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
-    return Column(name, "f64", meaning, unit, attribute)
+def f64(name: str, meaning: str, unit: str = "") -> Column:
+    return Column(name, "f64", meaning, unit)
 
 
-def boolean(name: str, meaning: str, attribute: str = "") -> Column:
-    return Column(name, "bool", meaning, "", attribute)
+def boolean(name: str, meaning: str) -> Column:
+    return Column(name, "bool", meaning)
 
 
 def fitted(name: bytes, width: int) -> bytes:

@@ -11,9 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent.batch import Batch
-
 if TYPE_CHECKING:
+    from agent.batch import Batch
     from agent.common.faults import Faults
 
 
@@ -28,13 +27,9 @@ class Closing(Protocol):
 class Source(Closing, Protocol):
     """Produces batches; knows nothing of what follows."""
 
-    def fds(self) -> list[int]:
-        """Descriptors for which the agent's loop does not wait until the next beat; may be empty."""
-        ...
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME. Called once a second; more often when a
-        descriptor is readable, and for sources that are ``Pending`` or ``Due``.
+        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME. Called once a second; more often for
+        sources that are ``Readable``, ``Pending`` or ``Due``.
         """
         ...
 
@@ -55,6 +50,14 @@ class Filter(Protocol):
     name: str
 
     def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]: ...
+
+
+class Readable(ABC):
+    """A source with descriptors for which the loop does not wait until the next beat."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """Asked once, when the loop takes the source."""
 
 
 class Finishing(ABC):

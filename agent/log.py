@@ -103,7 +103,7 @@ def log_message(text: str, level: int = WARNING, **fields: object) -> None:
     _log.log_message(text, level, **fields)
 
 
-def log_last_message(text: str, level: int = ERROR) -> None:
+def log_last_message(text: str) -> None:
     """As ``log_message``, for a verb that ends with this line: it waits until the reader has taken it."""
     _log.wait_s = None
-    _log.log_message(text, level)
+    _log.log_message(text, ERROR)

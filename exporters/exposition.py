@@ -25,9 +25,8 @@ def render(
     resource: Mapping[str, str],
     *,
     openmetrics: bool = False,
-    aliases: bool = False,
 ) -> str:
-    """The whole page. aliases: metrics with a new unit are repeated under their old name and unit."""
+    """The whole page."""
     kind, family = ("info", "target") if openmetrics else ("gauge", "target_info")
     out = [
         f"# HELP {family} Target metadata",
@@ -35,18 +34,14 @@ def render(
         f"target_info{_braces(_label_pairs(tuple(resource.items())))} 1",
     ]
     for metric, series in collected:
-        out += _family(metric, series, openmetrics, metric.prometheus, metric.description, raw=False)
-        if aliases and metric.was:
-            name = f"{metric.was}_total" if metric.instrument == "counter" else metric.was
-            out += _family(metric, series, openmetrics, name, f"Will go: see {metric.prometheus}.", raw=True)
+        out += _family(metric, series, openmetrics)
     return "\n".join(out) + ("\n# EOF\n" if openmetrics else "\n")
 
 
-def _family(
-    metric: Metric, series: list[MetricSeries], openmetrics: bool, name: str, text: str, raw: bool
-) -> Iterator[str]:
+def _family(metric: Metric, series: list[MetricSeries], openmetrics: bool) -> Iterator[str]:
+    name = metric.prometheus
     family = name.removesuffix("_total") if openmetrics and metric.instrument == "counter" else name
-    yield f"# HELP {family} {text}"
+    yield f"# HELP {family} {metric.description}"
     yield f"# TYPE {family} {metric.instrument}"
     unit = next((u for u in ("seconds", "bytes", "ratio") if family.endswith(f"_{u}")), "")
     if openmetrics and unit:
@@ -54,18 +49,17 @@ def _family(
     for s in series:
         labels = _label_pairs(s.attributes)
         if metric.instrument == "histogram":
-            yield from _histogram(name, metric, s, labels, raw)
+            yield from _histogram(name, metric, s, labels)
         else:
-            yield f"{name}{_braces(labels)} {_number(s.value if raw else metric.shown(s.value))}"
+            yield f"{name}{_braces(labels)} {_number(metric.shown(s.value))}"
 
 
-def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str, raw: bool) -> Iterator[str]:
+def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str) -> Iterator[str]:
     below, comma = s.buckets.cumsum(), "," if labels else ""
     for power in metric.powers:
-        bound = float(1 << power) if raw else metric.shown(1 << power)
-        yield f'{name}_bucket{{{labels}{comma}le="{bound!r}"}} {int(below[power - 1])}'
+        yield f'{name}_bucket{{{labels}{comma}le="{metric.shown(1 << power)!r}"}} {int(below[power - 1])}'
     yield f'{name}_bucket{{{labels}{comma}le="+Inf"}} {s.count}'
-    yield f"{name}_sum{_braces(labels)} {_number(s.value if raw else metric.shown(s.value))}"
+    yield f"{name}_sum{_braces(labels)} {_number(metric.shown(s.value))}"
     yield f"{name}_count{_braces(labels)} {s.count}"
 
 

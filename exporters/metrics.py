@@ -56,7 +56,7 @@ def _counted(
     name: str, unit: str, text: str, table: str, by: str, bounded: tuple[str, ...], more: tuple[str, ...], **rest: Any
 ) -> tuple[Metric, Metric]:
     """A counter that starts at 0 with its bounded labels, and ``NAME.by_BY``, which has more labels."""
-    alone = {k: v for k, v in rest.items() if k not in ("detail", "was", "beside")}
+    alone = {k: v for k, v in rest.items() if k not in ("detail", "beside")}
     return (
         Metric(name, unit, "counter", text, table, bounded, **alone),
         Metric(f"{name}.by_{by}", unit, "counter", f"{text[:-1]}, by {by}.", table, (*bounded, *more), **rest),
@@ -77,7 +77,6 @@ METRICS: tuple[Metric, ...] = (
         detail=("daddr",),
         hist=("rtt_sum_us", "rtt_min_us", "rtt_max_us"),
         client_only="daddr",
-        was="tickscope_tcp_rtt_microseconds",
     ),
     Metric("tickscope.tcp.connects", "{connect}", "counter", "TCP connects that ended.", "tcp_connect", ("result",)),
     Metric(
@@ -91,7 +90,6 @@ METRICS: tuple[Metric, ...] = (
         "ns",
         (14, 36),
         detail=("daddr",),
-        was="tickscope_tcp_connect_duration_nanoseconds",
     ),
     *_counted(
         "tickscope.tcp.retransmits",
@@ -144,7 +142,6 @@ METRICS: tuple[Metric, ...] = (
         "duration_ns",
         "ns",
         (14, 36),
-        was="tickscope_tls_handshake_duration_nanoseconds",
     ),
     Metric(
         "tickscope.dns.lookup.duration",
@@ -170,7 +167,6 @@ METRICS: tuple[Metric, ...] = (
         coarse=True,
         detail=("comm",),
         hist=("sum_ns", "", "max_ns"),
-        was="tickscope_syscall_duration_nanoseconds",
     ),
     *_counted(
         "tickscope.syscall.errors",
@@ -194,7 +190,6 @@ METRICS: tuple[Metric, ...] = (
         value="run_queue_ns",
         raw="ns",
         detail=("comm",),
-        was="tickscope_syscall_run_queue_nanoseconds",
     ),
     *_counted(
         "tickscope.syscall.slow",
@@ -215,89 +210,19 @@ METRICS: tuple[Metric, ...] = (
         ("kind",),
         ("comm", "via"),
     ),
-    Metric(
-        "tickscope.clock.offset",
-        "s",
-        "gauge",
-        "CLOCK_REALTIME minus CLOCK_MONOTONIC.",
-        "clock_offset",
-        (),
-        "real_mono_ns",
-        "ns",
-        was="tickscope_clock_offset_nanoseconds",
-    ),
-    Metric(
-        "tickscope.clock.offset.error",
-        "s",
-        "gauge",
-        "Error bound of the clock offsets.",
-        "clock_offset",
-        (),
-        "err_ns",
-        "ns",
-        was="tickscope_clock_offset_error_nanoseconds",
-    ),
-    Metric(
-        "tickscope.clock.drift",
-        "1",
-        "gauge",
-        "Rate of CLOCK_MONOTONIC against CLOCK_MONOTONIC_RAW, less 1.",
-        "clock_offset",
-        (),
-        "mono_raw_ns",
-        "ppb",
-        drift=True,
-        was="tickscope_clock_drift",
-    ),
-    Metric(
-        "tickscope.clock.frequency",
-        "1",
-        "gauge",
-        "The kernel's frequency correction (adjtimex).",
-        "clock_offset",
-        (),
-        "freq_ppb",
-        "ppb",
-        was="tickscope_clock_frequency",
-    ),
-    Metric(
-        "tickscope.clock.max_error",
-        "s",
-        "gauge",
-        "The kernel's own error bound (adjtimex maxerror).",
-        "clock_offset",
-        (),
-        "maxerror_us",
-        "us",
-        was="tickscope_clock_max_error_microseconds",
-    ),
-    Metric(
-        "tickscope.clock.tai_offset", "s", "gauge", "TAI minus UTC as the kernel knows it.", "clock_offset", (), "tai_s"
-    ),
-    Metric(
-        "tickscope.clock.est_error",
-        "s",
-        "gauge",
-        "The kernel's estimated error (adjtimex esterror).",
-        "clock_offset",
-        (),
-        "esterror_us",
-        "us",
-        was="tickscope_clock_est_error_microseconds",
-    ),
-    Metric(
-        "tickscope.clock.tick",
-        "s",
-        "gauge",
-        "The kernel's tick (adjtimex), 0.01 where nobody slews by it.",
-        "clock_offset",
-        (),
-        "tick_us",
-        "us",
-        was="tickscope_clock_tick_microseconds",
-    ),
-    Metric(
-        "tickscope.clock.status", "{bit}", "gauge", "The kernel's status bits (adjtimex).", "clock_offset", (), "status"
+    *(
+        Metric(f"tickscope.clock.{name}", unit, "gauge", text, "clock_offset", (), column, raw, drift=name == "drift")
+        for name, unit, text, column, raw in (
+            ("offset", "s", "CLOCK_REALTIME minus CLOCK_MONOTONIC.", "real_mono_ns", "ns"),
+            ("offset.error", "s", "Error bound of the clock offsets.", "err_ns", "ns"),
+            ("drift", "1", "Rate of CLOCK_MONOTONIC against CLOCK_MONOTONIC_RAW, less 1.", "mono_raw_ns", "ppb"),
+            ("frequency", "1", "The kernel's frequency correction (adjtimex).", "freq_ppb", "ppb"),
+            ("max_error", "s", "The kernel's own error bound (adjtimex maxerror).", "maxerror_us", "us"),
+            ("tai_offset", "s", "TAI minus UTC as the kernel knows it.", "tai_s", ""),
+            ("est_error", "s", "The kernel's estimated error (adjtimex esterror).", "esterror_us", "us"),
+            ("tick", "s", "The kernel's tick (adjtimex), 0.01 where nobody slews by it.", "tick_us", "us"),
+            ("status", "{bit}", "The kernel's status bits (adjtimex).", "status", ""),
+        )
     ),
     Metric(
         "ntp.offset",
@@ -334,36 +259,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     *(
         Metric(
-            name, unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",)), was=was
+            f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",))
         )
-        for name, unit, text, column, raw, was in (
-            (
-                "ntp.root_distance",
-                "s",
-                "Bound of ntp.offset, as the daemon has it: root distance.",
-                "distance_ns",
-                "ns",
-                "",
-            ),
-            ("ntp.root_delay", "s", "Round trip to the reference clock.", "root_delay_ns", "ns", ""),
-            (
-                "ntp.root_dispersion",
-                "s",
-                "Error added on the way from the reference clock.",
-                "root_dispersion_ns",
-                "ns",
-                "",
-            ),
-            ("ntp.stratum", "{hop}", "Hops to the reference clock.", "stratum", "", ""),
-            (
-                "ntp.frequency",
-                "1",
-                "Correction that the oscillator is believed to need.",
-                "freq_ppb",
-                "ppb",
-                "ntp_frequency",
-            ),
-            ("ntp.skew", "1", "Error bound of ntp.frequency.", "skew_ppb", "ppb", "ntp_skew"),
+        for name, unit, text, column, raw in (
+            ("root_distance", "s", "Bound of ntp.offset, as the daemon has it: root distance.", "distance_ns", "ns"),
+            ("root_delay", "s", "Round trip to the reference clock.", "root_delay_ns", "ns"),
+            ("root_dispersion", "s", "Error added on the way from the reference clock.", "root_dispersion_ns", "ns"),
+            ("stratum", "{hop}", "Hops to the reference clock.", "stratum", ""),
+            ("frequency", "1", "Correction that the oscillator is believed to need.", "freq_ppb", "ppb"),
+            ("skew", "1", "Error bound of ntp.frequency.", "skew_ppb", "ppb"),
         )
     ),
     Metric(
@@ -414,7 +318,6 @@ METRICS: tuple[Metric, ...] = (
         "ns",
         where=_JUMPED,
         magnitude=True,
-        was="ntp_jump_size_nanoseconds",
     ),
     *(
         Metric(
@@ -473,7 +376,6 @@ METRICS: tuple[Metric, ...] = (
         "ns",
         coarse=True,
         values=took,
-        was="tickscope_limiter_decision_duration_nanoseconds",
     ),
     Metric(
         "tickscope.limiter.wait",
@@ -485,7 +387,6 @@ METRICS: tuple[Metric, ...] = (
         "wait_ns",
         "ns",
         coarse=True,
-        was="tickscope_limiter_wait_nanoseconds",
     ),
     *_counted(
         "tickscope.limiter.over_admitted",
@@ -772,7 +673,6 @@ METRICS: tuple[Metric, ...] = (
         "run_ns",
         "ns",
         absolute=True,
-        was="tickscope_probe_run_time_nanoseconds",
     ),
     # Gauges of exporters/limiter_use.py.
     Metric(

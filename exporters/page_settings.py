@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from agent.common.settings import flag, one_of, part, setting, texts, value, whole
+from agent.common.settings import one_of, part, setting, texts, value, whole
 
 #: Samples of all events' metrics together on the page, except with the detail ``full``.
 MAX_SAMPLES = 4800
@@ -48,12 +48,6 @@ class MetricsSettings:
         whole(1000, 1_000_000),
         "with `normal`: samples that metrics of events may have on the page; the rest is summed under"
         " otel_metric_overflow",
-    )
-    aliases: bool = setting(
-        False,
-        flag(),
-        "true: a metric that was renamed to a base unit is also on the page under its old name, in its old unit (in"
-        " this release only)",
     )
     hosts: tuple[str, ...] = setting(
         (),

@@ -264,9 +264,7 @@ class PrometheusEndpoint(Stating):
         if (openmetrics, zipped) not in self._pages:
             plain = self._pages.get((openmetrics, False))
             if plain is None:
-                plain = render(
-                    self._store.collect(), self._resource, openmetrics=openmetrics, aliases=self._config.aliases
-                ).encode()
+                plain = render(self._store.collect(), self._resource, openmetrics=openmetrics).encode()
                 self._pages[openmetrics, False] = plain
             if zipped:
                 self._pages[openmetrics, True] = gzip.compress(plain, _GZIP_LEVEL, mtime=0)

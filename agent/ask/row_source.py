@@ -98,6 +98,16 @@ class RowSource(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+def offset_at(source: RowSource, boot_id: str, t_ns: int) -> int | None:
+    """Wall time less CLOCK_BOOTTIME at that time of a boot, ns; None if it is not known."""
+    import numpy as np
+
+    from agent.columns import NULL_I64
+
+    wall = int(source.wall(boot_id, np.array([t_ns], np.int64))[0])
+    return None if wall == NULL_I64 else wall - t_ns
+
+
 def gap_bounds(gap: dict[str, Any]) -> tuple[int, int]:
     """A loss row's interval, CLOCK_BOOTTIME ns; where an end is not known, the other, or when it was told."""
     begin, end = (

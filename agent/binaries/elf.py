@@ -20,6 +20,7 @@ from agent.arch.machine import machine
 
 MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES, MAX_NEEDED = 512, 16384, 4096, 64
 _PIECE = 1 << 20
+_BUDGET = 64 << 20
 _MAX_NAME = 256
 _PAGE = 4096
 _READS_A_BYTE = 16
@@ -91,7 +92,7 @@ class Elf:
     budget, and OSError for a failing read.
     """
 
-    def __init__(self, fd: int, budget: int = 64 << 20) -> None:
+    def __init__(self, fd: int, budget: int = _BUDGET) -> None:
         self.file_size = os.fstat(fd).st_size
         self._fd, self._left = fd, min(budget, _READS_A_BYTE * self.file_size + _PIECE)
         head = self._bytes(0, _HEADER.itemsize)
@@ -317,14 +318,14 @@ class Elf:
                     yield text.split(b"\0", 1)[0].decode("ascii", "replace")
 
 
-def contains_32(fd: int, needles: Iterable[bytes], budget: int = 64 << 20) -> bool:
-    """Whether a 32-bit ELF file has all of these byte strings in its first ``budget`` bytes. Raises ElfError for any
+def contains_32(fd: int, needles: Iterable[bytes]) -> bool:
+    """Whether a 32-bit ELF file has all of these byte strings in its first ``_BUDGET`` bytes. Raises ElfError for any
     other file, OSError.
     """
     if os.pread(fd, 5, 0) != b"\x7fELF\x01":
         raise ElfError("not a 32-bit ELF file")
     missing = set(needles)
-    for at in range(0, min(os.fstat(fd).st_size, budget), _PIECE):
+    for at in range(0, min(os.fstat(fd).st_size, _BUDGET), _PIECE):
         piece = os.pread(fd, _PIECE + _MAX_NAME, at)
         missing -= {needle for needle in missing if needle in piece}
         if not missing:

@@ -91,13 +91,13 @@ def extent(values: Sequence[float], least: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def furthest(t_ns: np.ndarray, *values: np.ndarray, pieces: int = PIECES) -> np.ndarray:
+def furthest(t_ns: np.ndarray, *values: np.ndarray) -> np.ndarray:
     """Indices, increasing, of the points to draw, for values at increasing times, all (n,). Few points are all drawn.
     Otherwise each piece keeps its first and last point and the minimum and maximum of each value.
     """
-    if len(t_ns) <= 2 * pieces:
+    if len(t_ns) <= 2 * PIECES:
         return np.arange(len(t_ns))
-    piece = (t_ns - t_ns[0]) // ((t_ns[-1] - t_ns[0]) // pieces + 1)
+    piece = (t_ns - t_ns[0]) // ((t_ns[-1] - t_ns[0]) // PIECES + 1)
     first = np.flatnonzero(np.append(True, np.diff(piece) != 0))
     last = np.append(first[1:], len(t_ns)) - 1
     kept = [first, last]

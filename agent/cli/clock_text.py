@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -101,8 +101,7 @@ def text(series: ClockSeries, columns: int, rows: int = 12) -> list[str]:
     room = max(columns - left - 2, 20)
     dots = Dots(room, rows)
 
-    def at_x(t: int) -> int:
-        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (dots.width - 1))
+    at_x = across(series, room)
 
     def at_y(value: float) -> int:
         return round((value - low) / (high - low) * (dots.height - 1))
@@ -113,20 +112,14 @@ def text(series: ClockSeries, columns: int, rows: int = 12) -> list[str]:
             for i, (here, there) in enumerate(pairwise(marks)):
                 if by == 0 or i % 2 == 0:
                     dots.line(*here, *there)
-    out = [title(series)[:columns]]
-    for i, line in enumerate(dots.rows(plain)):
-        label = labels.get(rows - 1 - i, "")
-        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{paint(line, '36', colour)}")
     axis = ["-" if plain else "─"] * room
     for begin, end in series.blank:
         for column in range(at_x(begin) // 2 + 1, at_x(end) // 2):
             axis[column] = "?"
-    out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
-    out.append(" " * (left + 2) + arrows(series, room, at_x, plain, colour))
-    out.append(" " * (left + 2) + clock_line(series, room, at_x))
-    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
-    out += [step_line(step, plain, colour) for step in largest]
-    if more := series.jumps - len(largest):
+    lines = [paint(line, "36", colour) for line in dots.rows(plain)]
+    out = [title(series)[:columns], *framed(lines, labels, "".join(axis), plain)]
+    out += timeline(series, left, room, plain, colour)
+    if more := series.jumps - min(len(series.steps), NAMED):
         out.append(f"  and {more:,} smaller")
     longest = sorted(series.unwatched, key=lambda span: span[0] - span[1])[:NAMED]
     out += [
@@ -136,6 +129,34 @@ def text(series: ClockSeries, columns: int, rows: int = 12) -> list[str]:
     if more := len(series.unwatched) - len(longest):
         out.append(f"  ? and {more} times more")
     return out
+
+
+def across(series: Timed, room: int) -> Callable[[int], int]:
+    """The column of dots of a time, in a plot of ``room`` characters."""
+
+    def at_x(t: int) -> int:
+        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (2 * room - 1))
+
+    return at_x
+
+
+def framed(lines: Sequence[str], labels: Mapping[int, str], axis: str, plain: bool) -> list[str]:
+    """The lines of a plot, the topmost first, with their labels (by line, from the bottom) and the axis below."""
+    left = max(map(len, labels.values())) + 1
+    out = []
+    for i, line in enumerate(lines):
+        label = labels.get(len(lines) - 1 - i, "")
+        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{line}")
+    return [*out, " " * (left + 1) + ("+" if plain else "└") + axis]
+
+
+def timeline(series: Timed, left: int, room: int, plain: bool, colour: bool) -> list[str]:
+    """The lines below a plot: an arrow under each jump, times, and the largest jumps. left: width of the labels."""
+    at_x, indent = across(series, room), " " * (left + 2)
+    out = [indent + arrows(series, room, at_x, plain, colour)] if series.steps else []
+    out.append(indent + clock_line(series, room, at_x))
+    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
+    return [*out, *(step_line(step, plain, colour) for step in largest)]
 
 
 def arrow(step: WallStep, plain: bool) -> str:

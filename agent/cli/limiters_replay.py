@@ -236,10 +236,8 @@ def _jumps(
     pattern: str | None,
     declarations: tuple[Declared, ...],
 ) -> tuple[list[dict[str, Any]], int]:
-    import numpy as np
-
+    from agent.ask.row_source import offset_at
     from agent.cli.limiters_jumps import REACH_NS, chosen
-    from agent.columns import NULL_I64
     from agent.limiters.replay.jump import Jump
 
     rows: list[dict[str, Any]] = []
@@ -253,12 +251,12 @@ def _jumps(
             continue
         for one in jumps:
             t_ns = one["t_ns"]
-            wall = int(source.wall(boot_id, np.array([t_ns - 1], np.int64))[0])
+            offset_ns = offset_at(source, boot_id, t_ns - 1)
             following = next((other - 1 for other in every if other > t_ns), last)
             jump = Jump(
                 t_ns,
                 one["size_ns"],
-                0 if wall == NULL_I64 else wall + 1,
+                0 if offset_ns is None else t_ns + offset_ns,
                 min(following, int(decisions.rows["t_ns"][-1])),
             )
             rows += [
@@ -315,10 +313,8 @@ def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
 def _what_if(
     source: RowSource, size_ns: int, at: str | None, pattern: str | None, declarations: tuple[Declared, ...]
 ) -> tuple[list[dict[str, Any]], int]:
-    import numpy as np
-
+    from agent.ask.row_source import offset_at
     from agent.cli.limiters_jumps import steps
-    from agent.columns import NULL_I64
     from agent.limiters.replay.jump import Jump
 
     boot_id, first, last = _window(source, pattern)
@@ -334,8 +330,8 @@ def _what_if(
     first = max([first, *(t for t in real if t <= t_ns)])  # one jump at a time
     last = min([last, *(t - 1 for t in real if t > t_ns)])
     decisions = _decisions(source, boot_id, first, last, pattern, declarations)
-    wall = int(source.wall(boot_id, np.array([t_ns], np.int64))[0])
-    jump = Jump(t_ns, size_ns, 0 if wall == NULL_I64 else wall, last, hypothetical=True)
+    offset_ns = offset_at(source, boot_id, t_ns)
+    jump = Jump(t_ns, size_ns, 0 if offset_ns is None else t_ns + offset_ns, last, hypothetical=True)
     found = decisions.around(jump, reach_ns=last - t_ns)
     return [{**one.as_row(), "boot_id": boot_id, "wall_ns": jump.wall_ns or None} for one in found], decisions.left_out
 
@@ -343,15 +339,12 @@ def _what_if(
 def _skewed(
     source: RowSource, window_ns: int, skew_ns: int, pattern: str | None, declarations: tuple[Declared, ...]
 ) -> list[dict[str, Any]]:
-    import numpy as np
-
+    from agent.ask.row_source import offset_at
     from agent.cli.limiters_jumps import steps
-    from agent.columns import NULL_I64
     from agent.limiters.replay.skew import split
 
     boot_id, first, last = _window(source, pattern)
     # Only decisions after the last jump: windows of a clock that jumped are not windows of true time.
     first = max([first, *(one["t_ns"] for one in steps(source) if one["boot_id"] == boot_id and one["t_ns"] <= last)])
     decisions = _decisions(source, boot_id, first, last, pattern, declarations)
-    wall = int(source.wall(boot_id, np.array([first], np.int64))[0])
-    return [one.as_row() for one in split(decisions, window_ns, skew_ns, 0 if wall == NULL_I64 else wall - first)]
+    return [one.as_row() for one in split(decisions, window_ns, skew_ns, offset_at(source, boot_id, first) or 0)]

@@ -53,11 +53,9 @@ class LimiterSeries:
 
 def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:
     """The series of the newest boot in the source's window with a decision; None if there is none."""
-    import numpy as np
-
     from agent.ask.question import GroupValue, Question
     from agent.ask.question import Where as Condition
-    from agent.columns import NULL_I64
+    from agent.ask.row_source import offset_at
 
     conditions = (Condition("limiter_id", "=", limiter_id), *where)
     spans = source.rows(
@@ -75,14 +73,12 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
     conditions = (*conditions, Condition("boot_id", "=", boot))
     every = max(_LEAST_NS, -(-(last - first + 1) // PIECES))
     pieces = _pieces(source, conditions, first, every)
-    wall = int(source.wall(boot, np.array([last], np.int64))[0])
-    wall_ns = 0 if wall == NULL_I64 else wall - last
     return LimiterSeries(
         limiter_id,
         boot,
         first,
         max(last, first + every),
-        wall_ns,
+        offset_at(source, boot, last) or 0,
         pieces,
         jumps(source, boot, first, last),
         _members(source, conditions),

@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
+from agent.cli.clock_series import NAMED
+from agent.cli.clock_text import Dots, across, can, framed, nice, paint, timeline
 from agent.cli.limiters_series import LimiterSeries
 from agent.cli.output import coloured
 from agent.common.printable import printable
 
-_LISTED = 6
 #: The drawn series, the topmost last: name, colour, character for a terminal without Braille.
 _SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 
@@ -34,16 +34,9 @@ def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 1
         + "   ".join(legend)
         + f", units a second, each {duration(series.pieces[0].to_ns - series.pieces[0].from_ns)}"
     )
-    for i, line in enumerate(_drawn(series, room, rows, most, plain, colour)):
-        label = labels.get(rows - 1 - i, "")
-        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{line}")
-    out.append(" " * (left + 1) + ("+" if plain else "└") + ("-" if plain else "─") * room)
-    if series.steps:
-        out.append(" " * (left + 2) + arrows(series, room, _across(series, room), plain, colour))
-    out.append(" " * (left + 2) + clock_line(series, room, _across(series, room)))
-    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:_LISTED])
-    out += [step_line(step, plain, colour) for step in largest]
-    if more := len(series.steps) - len(largest):
+    out += framed(_drawn(series, room, rows, most, plain, colour), labels, ("-" if plain else "─") * room, plain)
+    out += timeline(series, left, room, plain, colour)
+    if (more := len(series.steps) - NAMED) > 0:
         out.append(f"  and {more:,} smaller jumps")
     return [*out, "", *figures(series, row)]
 
@@ -120,16 +113,9 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole * 100:.3g}%" if whole else "-"
 
 
-def _across(series: LimiterSeries, room: int) -> Any:
-    def at_x(t: int) -> int:
-        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (2 * room - 1))
-
-    return at_x
-
-
 def _drawn(series: LimiterSeries, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
     """Draws each series in its own layer. A character has the colour of the topmost layer."""
-    at_x = _across(series, room)
+    at_x = across(series, room)
     grids = []
     for name, _, _ in _SERIES:
         dots = Dots(room, rows)

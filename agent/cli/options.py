@@ -205,48 +205,33 @@ def _format(default: str, text: str) -> Callable[[F], F]:
     return click.option("-o", "--output", "fmt", type=choice, default=default, show_default=True, help=text)
 
 
-def store(function: F) -> F:
-    """``--store DIR``, passed as ``store``."""
+def _store(*names: str, text: str = "The store's directory.", **more: Any) -> Callable[[F], F]:
     return click.option(
-        "--store",
-        type=click.Path(file_okay=False, readable=False),
+        *names,
+        "store",
         envvar="TICKSCOPE_STORE",
         default=DEFAULT_STORE,
         show_default=True,
         show_envvar=True,
-        help="The store's directory.",
-    )(function)
+        help=text,
+        **more,
+    )
+
+
+def store(function: F) -> F:
+    """``--store DIR``, passed as ``store``."""
+    return _store("--store", type=click.Path(file_okay=False, readable=False))(function)
 
 
 def place(function: F) -> F:
     """``--store DIR`` or ``--from FILE``, passed as ``store``: anything that has rows (agent/store/sources.py)."""
-    return click.option(
-        "--store",
-        "--from",
-        "store",
-        type=click.Path(readable=False),
-        envvar="TICKSCOPE_STORE",
-        default=DEFAULT_STORE,
-        metavar="DIR|FILE",
-        show_default=True,
-        show_envvar=True,
-        help="The store's directory, or a recording (tickscope record).",
-    )(function)
+    text = "The store's directory, or a recording (tickscope record)."
+    return _store("--store", "--from", text=text, type=click.Path(readable=False), metavar="DIR|FILE")(function)
 
 
 def common(function: F) -> F:
     """Output format, and a store that the verb does not open (TICKSCOPE_STORE may name a recording)."""
-    return output(
-        click.option(
-            "--store",
-            type=click.Path(readable=False),
-            envvar="TICKSCOPE_STORE",
-            default=DEFAULT_STORE,
-            show_default=True,
-            show_envvar=True,
-            help="The store's directory.",
-        )(function)
-    )
+    return output(_store("--store", type=click.Path(readable=False))(function))
 
 
 def reading(function: F) -> F:

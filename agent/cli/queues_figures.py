@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.cli import layout, queues_list, queues_text
 from agent.cli.cells import cell, duration
-from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
+from agent.cli.clock_text import Dots, across, can, framed, nice, paint, timeline
 from agent.cli.output import coloured
 from agent.cli.queues_clients import ClientProcess
 from agent.cli.queues_order import OrderCounts
@@ -16,7 +16,6 @@ from agent.cli.queues_series import QueueSeries
 from agent.cli.queues_text import behind, count, label, lag_text, seconds
 from agent.common.printable import printable
 
-_LISTED = 6
 _LABEL = 14
 #: By ``message_order.source``.
 _CHECKED = {"consumer": "consumed", "sample": "produced"}
@@ -30,7 +29,6 @@ def text(
     clients: Sequence[ClientProcess],
     checked: Sequence[OrderCounts],
     columns: int,
-    height: int = 10,
 ) -> list[str]:
     """Lines of at most ``columns`` characters. shown: the rows (of ``queue_lag``) of the group that is plotted, one for
     each partition. rows: of all groups. clients: processes that talk to the queue's servers. checked: its messages.
@@ -40,7 +38,7 @@ def text(
     one = queues_text.added_up([queues_list.named(row) for row in shown])
     worst = next(row for row in shown if row["status"] == one["status"])
     out = [printable(f"{one['system']} {label(one)} of {one['cluster'] or one['peer'] or '?'}")[:columns], ""]
-    out += _plot(series, columns, height, plain, colour)
+    out += _plot(series, columns, plain, colour)
     out.append("")
     order = [(_CHECKED.get(counts.source, counts.source), counts.text()) for counts in checked]
     for name, value in [*_figures(series, one, worst), *_more(shown), *order]:
@@ -56,16 +54,12 @@ def text(
     return out
 
 
-def _plot(series: QueueSeries, columns: int, rows: int, plain: bool, colour: bool) -> list[str]:
+def _plot(series: QueueSeries, columns: int, plain: bool, colour: bool, rows: int = 10) -> list[str]:
     most = max((piece.lag or 0 for piece in series.pieces), default=0) * 1.05 or 1.0
     labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4)}
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
-    dots = Dots(room, rows)
-
-    def at_x(t: int) -> int:
-        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (dots.width - 1))
-
+    dots, at_x = Dots(room, rows), across(series, room)
     axis = ["-" if plain else "─"] * room
     before: tuple[int, int] | None = None
     for piece in series.pieces:
@@ -80,15 +74,8 @@ def _plot(series: QueueSeries, columns: int, rows: int, plain: bool, colour: boo
         before = end, y
     every = duration(series.pieces[0].to_ns - series.pieces[0].from_ns)
     out = [" " * (left + 2) + f"lag in messages, the largest of each {every}"]
-    for i, line in enumerate(dots.rows(plain)):
-        mark = labels.get(rows - 1 - i, "")
-        out.append(f"{mark:>{left}} {'|' if plain else '┤' if mark else '│'}{paint(line, '36', colour)}")
-    out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
-    if series.steps:
-        out.append(" " * (left + 2) + arrows(series, room, at_x, plain, colour))
-    out.append(" " * (left + 2) + clock_line(series, room, at_x))
-    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:_LISTED])
-    out += [step_line(step, plain, colour) for step in largest]
+    out += framed([paint(line, "36", colour) for line in dots.rows(plain)], labels, "".join(axis), plain)
+    out += timeline(series, left, room, plain, colour)
     if "?" in axis:
         out.append("  ? the lag was not known")
     return out

@@ -47,11 +47,9 @@ class QueueSeries:
 
 def series(source: RowSource, row: dict[str, Any]) -> QueueSeries:
     """The series of the queue and group of this row, all partitions, in the boot of the row and the source's window."""
-    import numpy as np
-
     from agent.ask.question import Condition, GroupValue, Question, Where
+    from agent.ask.row_source import offset_at
     from agent.ask.sql import conditions
-    from agent.columns import NULL_I64
 
     names = ("system", "cluster" if row["cluster"] else "peer", "destination", "consumer_group")
     where = (
@@ -87,12 +85,11 @@ def series(source: RowSource, row: dict[str, Any]) -> QueueSeries:
         f"SELECT * FROM ({states}) WHERE before IS NOT NULL AND status IS DISTINCT FROM before ORDER BY t_ns DESC LIMIT"
         f" {_CHANGES}"
     )
-    wall = int(source.wall(row["boot_id"], np.array([last], np.int64))[0])
     return QueueSeries(
         row["boot_id"],
         first,
         max(last, first + every),
-        0 if wall == NULL_I64 else wall - last,
+        offset_at(source, row["boot_id"], last) or 0,
         pieces,
         changes.dicts()[::-1],
         jumps(source, row["boot_id"], first, last),

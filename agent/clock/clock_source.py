@@ -17,7 +17,7 @@ from agent.clock.machine import PAUSE_NS, Watcher
 from agent.clock.missed_notices import MissedNotices
 from agent.clock.slope import Slope
 from agent.columns import NULL_I64
-from agent.contracts import Pending, Stating
+from agent.contracts import Pending, Readable, Stating
 from agent.kernel.wire_structs import decode
 from agent.tables import TABLES
 
@@ -36,7 +36,7 @@ _COMPACT_ROWS = 4 * MOST_SEGMENTS
 _REPORT_NS = 1_000_000_000
 
 
-class ClockSource(Stating, Pending):
+class ClockSource(Stating, Readable, Pending):
     """Implements ``agent.contracts.Source``. Without kernel programs it works too, but steps have no actor.
 
     history: gets every sample and step. last: the reading that an earlier agent stored; None if nothing stores it.

@@ -41,10 +41,6 @@ class NoticeSource(Stating, Failing, Owning):
         self._problem = ""
         self._checked_at_ns = 0
 
-    def fds(self) -> list[int]:
-        """None: it is polled."""
-        return []
-
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if now_ns - self._checked_at_ns < _CHECK_NS:
             return

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.alike import packed
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import LastRows, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, to_peer
@@ -75,8 +73,8 @@ class AbandonedWatch(EndWatch):
 
     metrics = ("given",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self._last = LastRows(GIVEN, _ROWS, LAST_S * SECOND)
         self.who: dict[int, np.void] = {}
 
@@ -102,24 +100,9 @@ class AbandonedWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (netns, raw), row = self.names[slot], self.who[slot]
         pid, comm, where = int(row["pid"]), text(row["comm"]), peer(raw)
+        subject, tick = f"requests of {process(comm, pid)} to {where}", int(row["tick"])
         return Episode(
-            symptom,
-            (netns, raw),
-            slot,
-            f"requests of {process(comm, pid)} to {where}",
-            where,
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"peer": raw},
-            pid=pid,
-            start_tick=int(row["tick"]),
-            comm=comm,
+            symptom, (netns, raw), slot, subject, where, keys={"peer": raw}, pid=pid, start_tick=tick, comm=comm
         )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.address import UNIX
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -41,8 +39,8 @@ class AnswerWatch(Watch):
 
     metrics = ("n", "held", "waiting", "med_ns", "high_ns", "max_ns")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.worst: dict[int, np.void] = {}
         self._pushing = set[int]()  # ports of such brokers
 
@@ -134,24 +132,9 @@ class AnswerWatch(Watch):
         pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
         raw = row["saddr"].tobytes()
         where = address(raw) if raw.startswith(UNIX) else f"port {port}"
+        subject, scope = f"{process(comm, pid)} on {where}", f"{pid}/{tick}"
         episode = Episode(
-            symptom,
-            (netns, port),
-            slot,
-            f"{process(comm, pid)} on {where}",
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"sport": port},
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
+            symptom, (netns, port), slot, subject, scope, keys={"sport": port}, pid=pid, start_tick=tick, comm=comm
         )
         episode.facts["port"] = float(port)
         if known(row["tid"]) and row["tid"] > 0:

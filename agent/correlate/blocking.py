@@ -4,15 +4,13 @@ pipes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import only
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -35,8 +33,8 @@ class BlockedWatch(Watch):
 
     metrics = ("blocked_ns", "each_ns")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.series = Series(self.metrics, 2 * config.subjects)
         self._names: dict[int, tuple[int, int, str]] = {}
 
@@ -68,21 +66,5 @@ class BlockedWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._names[slot]
-        return Episode(
-            symptom,
-            (pid, tick),
-            slot,
-            process(comm, pid),
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        subject, scope = process(comm, pid), f"{pid}/{tick}"
+        return Episode(symptom, (pid, tick), slot, subject, scope, pid=pid, start_tick=tick, comm=comm)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.common.copies import only, pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -55,8 +53,8 @@ class BrokerWatch(Watch):
 
     metrics = ("poll_ns", "down")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, bytes]] = {}
         self.polls: dict[int, Poll] = {}
         self._begun: dict[int, tuple[int, int]] = {}
@@ -103,7 +101,7 @@ class BrokerWatch(Watch):
         where = peer(raw)
         name = f"the {system} server{f' at {where}' if where else ''}"
         keys = {"system": system, "peer": raw}
-        return Episode(symptom, (system, raw), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys=keys)
+        return Episode(symptom, (system, raw), slot, name, where, keys=keys)
 
     def _poll(self, slot: int, row: np.void) -> Poll:
         end, took = int(row["t_ns"]), max(0, int(row["poll_ns"]))
@@ -114,24 +112,17 @@ class BrokerWatch(Watch):
         self._begun[slot] = begun, before + 1
         return Poll(begun, end, took, True, bool(row["failure"] == _NO_ANSWER), before, text(row["reason"]))
 
-    def bad(self, symptom: str, slot: int, second: int, poll: Poll, base: float) -> list[Episode]:
-        """The episode that a bad poll opens, if it does."""
+    def bad(self, symptom: str, slot: int, second: int, poll: Poll, base: float) -> None:
+        """Opens or extends the episode of a bad poll."""
         start, end = poll.start_ns, poll.end_ns
         episode = self.active.get((symptom, slot))
         if episode is not None:
             self.extend(episode, second, float(end - start), end)
-            return []
+            return
         episode = self.describe(symptom, slot)
-        episode.metric, episode.unit, episode.start_ns, episode.end_ns, episode.base, episode.words = (
-            "poll_ns",
-            "ns",
-            start,
-            end,
-            base,
-            poll.reason,
-        )
+        episode.metric, episode.unit, episode.base, episode.words = "poll_ns", "ns", base, poll.reason
+        episode.start_ns, episode.end_ns = start, end
         self.open(episode, second, float(end - start), 1)
-        return [episode]
 
 
 def _lost(polled: np.ndarray) -> dict[tuple[str, bytes], str]:

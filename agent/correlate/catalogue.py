@@ -38,7 +38,7 @@ class Symptom:
 
     table: the table that shows it, also of the finding's own evidence; measured: its column, by the metric that rose;
     tables: other tables, by metric. reads: columns by table. watch: the class that keeps its subjects' series; None if
-    it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends active ones.
+    it is not judged by seconds. judge: (watch, second): opens episodes, and extends active ones.
     also: other kinds of subjects that it is judged for, by the class of their series.
 
     clause: what was wrong with what, how much, and when. todo: what to check first.
@@ -66,8 +66,8 @@ class Symptom:
     clause: Callable[[Episode], Words]
     todo: str
     watch: type[Watch] | None = None
-    judge: Callable[[Any, Second], list[Episode]] | None = None
-    also: Mapping[type[Watch], Callable[[Any, Second], list[Episode]]] = field(default_factory=dict)
+    judge: Callable[[Any, Second], None] | None = None
+    also: Mapping[type[Watch], Callable[[Any, Second], None]] = field(default_factory=dict)
     polled_by_agent: bool = False
     inside: bool = False
     bare: bool = True

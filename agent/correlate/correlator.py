@@ -74,7 +74,7 @@ class Correlator:
                 by_watch.setdefault(symptom.watch, []).append(symptom)
             for watch, judge in symptom.also.items():
                 by_watch.setdefault(watch, []).append(replace(symptom, judge=judge))
-        return [watch(self._config, its, self.guard) for watch, its in by_watch.items()]
+        return [watch(self._config).judged_by(its, self.guard) for watch, its in by_watch.items()]
 
     def feed(self, batch: Batch) -> None:
         """Takes a batch of any table; rows of other tables are ignored. ``batch.rows`` is not kept."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import text
@@ -28,8 +26,8 @@ class DaemonWatch(Watch):
 
     metrics = ("apart",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str]] = {}
         self.held: dict[tuple[str, str], np.void] = {}
         self.reported: set[tuple[str, str]] = set()
@@ -55,19 +53,7 @@ class DaemonWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         daemon, against = self.names[slot]
         other = "MONOTONIC_RAW" if against == "raw" else against
+        subject, keys = f"{daemon}'s time against {other}", {"daemon": daemon}
         return Episode(
-            symptom,
-            (daemon, against),
-            slot,
-            f"{daemon}'s time against {other}",
-            "wall clock",
-            0,
-            0,
-            "apart",
-            "ns",
-            np.nan,
-            0.0,
-            0.0,
-            0,
-            keys={"daemon": daemon},
+            symptom, (daemon, against), slot, subject, "wall clock", metric="apart", unit="ns", base=np.nan, keys=keys
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -20,8 +18,8 @@ MOST = 64  # subjects evaluated in a second: those with most events
 class EndWatch(Watch):
     """names: (network namespace, 18 bytes) by slot."""
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[int, bytes]] = {}
         self._since: int | None = None
 
@@ -49,4 +47,4 @@ class EndWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         netns, raw = self.names[slot]
         where = peer(raw)
-        return Episode(symptom, (netns, raw), slot, where, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys={"peer": raw})
+        return Episode(symptom, (netns, raw), slot, where, where, keys={"peer": raw})

@@ -29,14 +29,14 @@ class Episode:
     slot: int
     subject: str
     scope: str
-    start_ns: int
-    end_ns: int
-    metric: str
-    unit: str
-    base: float
-    value: float
-    bar: float
-    last_bad: int
+    start_ns: int = 0
+    end_ns: int = 0
+    metric: str = ""
+    unit: str = ""
+    base: float = 0.0
+    value: float = 0.0
+    bar: float = 0.0
+    last_bad: int = 0
     pid: int | None = None
     start_tick: int | None = None
     comm: str = ""

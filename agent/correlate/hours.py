@@ -13,13 +13,11 @@ must have been busy, and it must have had a request within the last hour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.hours_file import Hours, Key, others, pack, unpack, without_gap
 from agent.correlate.rows import groups, of_codes, shared
 from agent.correlate.series import Series
@@ -49,8 +47,8 @@ class HourWatch(Watch):
     second with a request.
     """
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         most = 2 * config.subjects
         self.series = Series((), most, self._has_hours)
         self.last, self.reported = np.zeros(most, np.int64), np.zeros(most, np.int64)
@@ -178,7 +176,7 @@ class HourWatch(Watch):
         who = process(comm, pid if pid > 0 else None)
         limiter = isinstance(key[0], str)
         subject, metric = (f"limiter {key[0]} ({who})", "silent") if limiter else (f"{who} on port {key[1]}", "unasked")
-        episode = Episode(symptom, key, slot, subject, f"{pid}/{tick}", 0, 0, metric, "ns", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, key, slot, subject, f"{pid}/{tick}", metric=metric, unit="ns")
         episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
         episode.keys = {"limiter_id": key[0]} if limiter else {"sport": key[1]}
         if isinstance(key[1], int):

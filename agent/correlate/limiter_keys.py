@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.fairness import Places, UpperBound
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -145,8 +143,8 @@ class KeyWatch(Watch):
 
     metrics = ("refused",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self._passing: OrderedDict[_Id, KeyHistory] = OrderedDict()
         self._refused: OrderedDict[_Id, KeyHistory] = OrderedDict()
         self._passing_places, self._refused_places = Places(config.keys // 2), Places(config.keys // 2)
@@ -285,7 +283,7 @@ class KeyWatch(Watch):
         one = self.stuck[of]
         name, pid = text(limiter), one.pid if one.pid > 0 else None
         subject = f"key {text(key)} of limiter {name} ({process(text(one.comm), pid)})"
-        episode = Episode(symptom, (name,), slot, subject, f"limiter {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, (name,), slot, subject, f"limiter {name}")
         episode.keys = {"limiter_id": name, "key": text(key)} | ({"reporter_uid": uid} if uid >= 0 else {})
         episode.pid, episode.start_tick, episode.comm = pid, one.tick, text(one.comm)
         return episode

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.alike import least
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.watch import JudgedSymptom, Second, Watch
+from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
@@ -101,10 +100,8 @@ class LimiterWatch(Watch):
         "watched",
     )
 
-    def __init__(
-        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
-    ) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second
         self.hung: dict[int, list[Hung]] = {}
@@ -201,26 +198,11 @@ class LimiterWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         limiter, _, pid, tick, comm = self.names[slot]
-        who = f"{limiter} ({process(comm, pid if pid > 0 else None)})"
-        return Episode(
-            symptom,
-            (limiter, pid, tick),
-            slot,
-            f"limiter {who}",
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"limiter_id": limiter},
-            pid=pid if pid > 0 else None,
-            start_tick=tick,
-            comm=comm,
-        )
+        known_pid = pid if pid > 0 else None
+        subject, scope = f"limiter {limiter} ({process(comm, known_pid)})", f"{pid}/{tick}"
+        episode = Episode(symptom, (limiter, pid, tick), slot, subject, scope, keys={"limiter_id": limiter})
+        episode.pid, episode.start_tick, episode.comm = known_pid, tick, comm
+        return episode
 
     def warm(self, second: Second, some: np.ndarray) -> np.ndarray:
         """Which of its subjects have been seen for long enough to evaluate a lasting rise."""

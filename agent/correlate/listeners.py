@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import only
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -27,8 +25,8 @@ class AcceptWatch(Watch):
 
     metrics = ("queue", "limit", "fill", "drops")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[int, str, int, int, int, str]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -60,22 +58,8 @@ class AcceptWatch(Watch):
         netns, where, port, pid, tick, comm = self.names[slot]
         name = f"accept queue of {f'[{where}]' if ':' in where else where}:{port}"
         who = f" ({process(comm, pid)})" if pid > 0 else ""
-        return Episode(
-            symptom,
-            (netns, where, port, pid),
-            slot,
-            name + who,
-            f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"kind": "accept", "sport": port},
-            pid=pid if pid > 0 else None,
-            start_tick=tick,
-            comm=comm,
-        )
+        scope = f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}"
+        episode = Episode(symptom, (netns, where, port, pid), slot, name + who, scope)
+        episode.keys = {"kind": "accept", "sport": port}
+        episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
+        return episode

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.view import NO_PEER
@@ -37,8 +35,8 @@ class LookupWatch(Watch):
 
     metrics = ("ok", "lost", "slow", "longest_ns")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         # the server that answered; the name not asked for longest is first
         self._known: OrderedDict[_Name, bytes] = OrderedDict()
         self._who: dict[int, tuple[int, int, str]] = {}
@@ -84,21 +82,4 @@ class LookupWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._who[slot]
         key = pid, tick, self._clients.get(slot, _NO_CLIENT)
-        return Episode(
-            symptom,
-            key,
-            slot,
-            process(comm, pid),
-            f"{pid}/{tick}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        return Episode(symptom, key, slot, process(comm, pid), f"{pid}/{tick}", pid=pid, start_tick=tick, comm=comm)

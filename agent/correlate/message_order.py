@@ -69,19 +69,18 @@ class OrderWatch(Watch):
         scope = f"queue {destination}/{group}{f' of {cluster}' if cluster else ''}"
         subject = queue + (f" group {group}" if group else "")
         key = system, destination, partition, group, how.encode()
-        episode = Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, key, slot, subject, scope)
         episode.keys = dict(zip(_QUEUE, self._keys[slot], strict=False))
         episode.facts["produced"] = float(how == "produced")
         return episode
 
 
-def judge(metric: str) -> Callable[[OrderWatch, Second], list[Episode]]:
+def judge(metric: str) -> Callable[[OrderWatch, Second], None]:
     """Bad: more of them in a second than usual, where none is usual as long as nothing is known."""
 
-    def its(watch: OrderWatch, second: Second) -> list[Episode]:
+    def its(watch: OrderWatch, second: Second) -> None:
         counts = watch.series.recent(metric, second.slots, second.at, 1)[:, 0]
         usual = np.nan_to_num(watch.series.baseline(metric, second.slots, second.at, 1).high)
-        opened = []
         for i in np.flatnonzero(counts > usual):
             slot, count = int(second.slots[i]), float(counts[i])
             total = float(watch.series.recent("messages", second.slots[i : i + 1], second.at, 1)[0, 0])
@@ -92,12 +91,10 @@ def judge(metric: str) -> Callable[[OrderWatch, Second], list[Episode]]:
                 episode.base = float(usual[i])
                 watch.open(episode, second.at, count, 1)
                 _note(episode, watch.worst[metric, slot])
-                opened.append(episode)
             else:
                 watch.extend(episode, second.at, count)
             facts = episode.facts
             facts[metric], facts["messages"] = facts.get(metric, 0.0) + count, facts.get("messages", 0.0) + total
-        return opened
 
     return its
 

@@ -14,13 +14,11 @@ ended normally, which is checked, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, shared
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -46,8 +44,8 @@ class PauseWatch(Watch):
 
     metrics = ("n",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str, str]] = {}
         self.who: dict[int, tuple[int, int]] = {}  # by slot: the process that decided last
         most = config.subjects
@@ -158,21 +156,8 @@ class PauseWatch(Watch):
         limiter, comm, _ = self.names[slot]
         pid, tick = self.over[slot][2] if slot in self.over else self.who[slot]
         who = f"limiter {limiter} ({process(comm, pid if pid > 0 else None)})"
-        episode = Episode(
-            symptom,
-            (limiter, comm),
-            slot,
-            who,
-            f"{pid}/{tick}",
-            int(self.last_ns[slot]),
-            0,
-            "silent",
-            "ns",
-            0.0,
-            0.0,
-            0.0,
-            0,
-        )
+        episode = Episode(symptom, (limiter, comm), slot, who, f"{pid}/{tick}", metric="silent", unit="ns")
+        episode.start_ns = int(self.last_ns[slot])
         episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
         episode.keys = {"limiter_id": limiter, "comm": comm, "pid": None}
         return episode

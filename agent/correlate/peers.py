@@ -11,9 +11,7 @@ import numpy as np
 
 from agent.common.alike import begins, least, most, packed
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
-from agent.correlate.guard import Guard
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import among, columns_of, groups
 from agent.correlate.series import Series
@@ -59,8 +57,8 @@ class PeerWatch(EndWatch):
 
     metrics = ("floor_us", "connect_us", "again", "wait_ns", "late_ns", "here", "dark")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self._unanswered: dict[
             tuple[int, bytes], tuple[int, int, int]
         ] = {}  # (time of the first unanswered segment, time of the last try, number of tries)

@@ -6,7 +6,7 @@ For other processes that talk all the time, their stops; for all workers, termin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,7 @@ import numpy as np
 from agent.common.copies import pick
 from agent.common.fairness import earlier
 from agent.correlate import external_ends, terminations
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import among, known, of_codes
 from agent.correlate.series import SECONDS
 from agent.correlate.terminations import ENDS, RESUMES, STOPS, Termination
@@ -86,8 +84,8 @@ class ProcessWatch(Watch):
 
     metrics = ("happens",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.members: dict[int, Relevant] = {}
         self.now: dict[int, Termination] = {}  # by slot: a stop that lasts or has just ended, or a termination
         self._stops: dict[int, Termination] = {}  # by process
@@ -259,21 +257,8 @@ class ProcessWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         termination = self.now[slot]
         key = (termination.pid, termination.tick, termination.cgroup)
-        episode = Episode(
-            symptom,
-            key,
-            slot,
-            process(termination.comm, termination.pid),
-            f"{termination.pid}/{termination.tick}",
-            termination.from_ns,
-            0,
-            "happens",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-        )
+        subject, scope = process(termination.comm, termination.pid), f"{termination.pid}/{termination.tick}"
+        episode = Episode(symptom, key, slot, subject, scope, termination.from_ns, metric="happens")
         episode.pid, episode.start_tick, episode.comm = termination.pid, termination.tick, termination.comm
         return episode
 

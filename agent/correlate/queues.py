@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.common.copies import only, pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.redeliveries import Redeliveries
 from agent.correlate.rows import columns_of, groups, known
 from agent.correlate.series import SECONDS
@@ -93,8 +91,8 @@ class QueueWatch(Watch):
         *("rebalances", "unstable", "left_s"),
     )
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # the last part: the server that answered last
         self._cluster: dict[int, str] = {}
         self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll
@@ -200,7 +198,7 @@ class QueueWatch(Watch):
         if any(other[:4] == self.names[slot][:4] for one, other in self.names.items() if one != slot):
             queue += f" at {peer(raw)}"  # another cluster has a queue of that name
         scope = f"queue {destination}/{group}{f' of {cluster}' if cluster else ''}"
-        episode = Episode(symptom, self.names[slot], slot, queue, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, self.names[slot], slot, queue, scope)
         episode.keys = {
             "system": system,
             "cluster": cluster,

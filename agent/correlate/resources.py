@@ -9,10 +9,8 @@ import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import only, pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.cpu_starvation import HOSTS
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
 from agent.correlate.resource_rules import CPU, DISK, FD, OOM, PIDS, full
 from agent.correlate.rows import among, columns_of, groups, start_ticks, union
@@ -49,8 +47,8 @@ class ResourceWatch(Watch):
 
     metrics = ("none", "used", "limit", "throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.names: dict[int, tuple[Key, str]] = {}
         self._mine: set[tuple[int, int]] = set()  # the watched processes; waits for a CPU of others do not count
         self.has_room: set[int] = set()  # slots of resources that had some left when last seen
@@ -155,25 +153,10 @@ class ResourceWatch(Watch):
         (pid, tick, what, where), comm = self.names[slot]
         who = process(comm, pid)
         subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else who
-        return Episode(
-            symptom,
-            (pid, tick, what, where),
-            slot,
-            subject,
-            f"{pid}/{tick}",
-            0,
-            0,
-            what,
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-            keys={"kind": what, "object": where},
-        )
+        episode = Episode(symptom, (pid, tick, what, where), slot, subject, f"{pid}/{tick}", metric=what)
+        episode.pid, episode.start_tick, episode.comm = pid, tick, comm
+        episode.keys = {"kind": what, "object": where}
+        return episode
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Process, np.ndarray]]:

@@ -7,16 +7,14 @@ reopened, one thread each) do not count as many retries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.join import within
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -54,8 +52,8 @@ class RetryWatch(EndWatch):
 
     metrics = ("tries", "failed", "quick")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self._tries: tuple[np.ndarray, np.ndarray, dict[int, int]] | None = (
             None  # of the last second; each one's program; programs by slot
         )
@@ -108,25 +106,11 @@ class RetryWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (comm, netns, raw), who = self._programs[slot], self.who(slot)
         assert who is not None
-        return Episode(
-            symptom,
-            (netns, raw, comm),
-            slot,
-            f"{process(comm, who.pid)}, which connects to {peer(raw)}",
-            f"{comm} to {peer(raw)} in {netns}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            keys={"comm": comm, "peer": raw, "pid": None},
-            pid=who.pid,
-            start_tick=who.tick,
-            comm=comm,
-        )
+        subject = f"{process(comm, who.pid)}, which connects to {peer(raw)}"
+        episode = Episode(symptom, (netns, raw, comm), slot, subject, f"{comm} to {peer(raw)} in {netns}")
+        episode.keys = {"comm": comm, "peer": raw, "pid": None}
+        episode.pid, episode.start_tick, episode.comm = who.pid, who.tick, comm
+        return episode
 
 
 def _fruitless(closes: np.ndarray) -> np.ndarray:

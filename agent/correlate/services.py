@@ -5,17 +5,15 @@ status of its answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.copies import only
 from agent.correlate.answered import error_name, faults
 from agent.correlate.brokers import POLLER
-from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import columns_of, groups, known, shared, union
 from agent.correlate.series import SECONDS, Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -45,8 +43,8 @@ class ServiceWatch(Watch):
 
     metrics = ("n", "errors", "replies", "alarms")
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.series = Series(self.metrics, 3 * config.subjects)  # limiters, brokers, and servers
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
@@ -183,14 +181,14 @@ class ServiceWatch(Watch):
             if isinstance(system, int):
                 scope = place(where, raw, system)
                 name = f"the server at {where}"
-                return Episode(symptom, key, slot, name, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys={"peer": raw})
+                return Episode(symptom, key, slot, name, scope, keys={"peer": raw})
             name, keys = f"the {system} server{f' at {where}' if where else ''}", {"system": system, "peer": raw}
-            return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys=keys)
+            return Episode(symptom, key, slot, name, where, keys=keys)
         limiter, pid, tick = key
         assert isinstance(tick, int)
         assert pid is None or isinstance(pid, int)
         subject, scope = f"limiter {limiter} ({process(comm, pid)})", f"{-1 if pid is None else pid}/{tick}"
-        episode = Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode = Episode(symptom, key, slot, subject, scope)
         episode.pid, episode.start_tick, episode.comm, episode.keys = pid, tick, comm, {"limiter_id": limiter}
         return episode
 

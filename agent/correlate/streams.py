@@ -11,15 +11,13 @@ This is evaluated after the wait, since a stream that simply ended does not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import LastRows, among, columns_of, groups, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
@@ -81,8 +79,8 @@ class StreamWatch(Watch):
 
     metrics = ("stalled_ns",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.stalls: dict[int, Stall] = {}
         self.names: dict[int, Stall] = {}
         self._waits: LastRows | None = None
@@ -223,28 +221,13 @@ class StreamWatch(Watch):
             pid, tick, comm = stall.writer
         subject = f"connection of {process(stall.writer[2], stall.writer[0])} to {name}"
         scope = f"{stall.writer[0]} to {name}"
-        return Episode(
-            symptom,
-            (stall.server, stall.reader, stall.writer),
-            slot,
-            subject,
-            scope,
-            stall.from_ns,
-            stall.to_ns,
-            "stalled_ns",
-            "ns",
-            stall.usual_ns,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        key, times = (stall.server, stall.reader, stall.writer), (stall.from_ns, stall.to_ns)
+        episode = Episode(symptom, key, slot, subject, scope, *times, "stalled_ns", "ns", stall.usual_ns)
+        episode.pid, episode.start_tick, episode.comm = pid, tick, comm
+        return episode
 
-    def newly_opened(self, symptom: str, second: int) -> list[Episode]:
-        """The episodes of this symptom that this second opens."""
-        opened = []
+    def judge(self, symptom: str, second: int) -> None:
+        """Opens and extends the episodes of this symptom."""
         for slot, stall in self.stalls.items():
             if stall.symptom != symptom:
                 continue
@@ -255,8 +238,6 @@ class StreamWatch(Watch):
                 continue
             episode = self.describe(symptom, slot)
             self.open(episode, second, waited, 1)
-            opened.append(episode)
-        return opened
 
 
 def _who(row: np.void) -> Process:

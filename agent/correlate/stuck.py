@@ -8,15 +8,13 @@ polls. Lost data waits for an acknowledgement, not for a window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.common.copies import pick
-from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.guard import Guard
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
@@ -76,8 +74,8 @@ class StuckWatch(Watch):
 
     metrics = ("stuck_ns",)
 
-    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
-        super().__init__(config, symptoms, guard)
+    def __init__(self, config: CorrelatorConfig) -> None:
+        super().__init__(config)
         self.jams: dict[int, Jam] = {}
         self._since_s: int | None = None
         self._known: dict[int, Jam] = {}
@@ -162,24 +160,8 @@ class StuckWatch(Watch):
         jam = self.jams[slot]
         (pid, tick, comm), name = jam.writer, peer(jam.peer)
         key = jam.netns, jam.peer, jam.reader or ()
-        return Episode(
-            symptom,
-            key,
-            slot,
-            f"connection of {process(comm, pid)} to {name}",
-            f"{pid} to {name}",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            start_tick=tick,
-            comm=comm,
-        )
+        subject = f"connection of {process(comm, pid)} to {name}"
+        return Episode(symptom, key, slot, subject, f"{pid} to {name}", pid=pid, start_tick=tick, comm=comm)
 
 
 def _who(row: np.void) -> tuple[int, int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
+
+if TYPE_CHECKING:
+    from agent.correlate.catalogue import Symptom
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,6 @@ class Rise:
     instead: str = ""
 
 
-class JudgedSymptom(Protocol):
-    """What a watch uses of a symptom (``Symptom`` in agent/correlate/catalogue.py)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def adopted(self) -> bool: ...
-    @property
-    def judge(self) -> Callable[[Any, Second], list[Episode]] | None: ...
-
-
 class Watch(ABC):
     """Watches one kind of subject. Subclasses fill ``series`` and describe episodes; their symptoms judge the
     seconds.
@@ -58,15 +50,19 @@ class Watch(ABC):
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(
-        self, config: CorrelatorConfig, symptoms: Sequence[JudgedSymptom] = (), guard: Guard | None = None
-    ) -> None:
+    def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
-        self.symptoms, self._guard = symptoms, guard or Guard()
+        self._symptoms: Sequence[Symptom] = ()
+        self._guard = Guard()
         self.series = Series(self.metrics, config.subjects)
         self.active: dict[tuple[str, int], Episode] = {}
         self._active_slots = np.empty(0, np.int64)
         self._opened: list[Episode] = []
+
+    def judged_by(self, symptoms: Sequence[Symptom], guard: Guard) -> Self:
+        """The same with the symptoms that judge its subjects. guard: contains their errors."""
+        self._symptoms, self._guard = symptoms, guard
+        return self
 
     def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds all active ones."""
@@ -75,11 +71,9 @@ class Watch(ABC):
         self._opened = []
         if len(slots):
             now = Second(second, slots, rows)
-            for symptom in self.symptoms:
-                opened = self._guard.attempt(
-                    f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[]
-                )
-                self._opened += [episode for episode in opened if episode not in self._opened]
+            for symptom in self._symptoms:
+                if symptom.judge is not None:
+                    self._guard.attempt(f"symptom {symptom.name}", symptom.judge, self, now, otherwise=None)
             self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
         self._end(second)
         return self._opened
@@ -99,7 +93,7 @@ class Watch(ABC):
         """The key in ``active`` of an episode of that metric: one per symptom and subject."""
         return symptom, slot
 
-    def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
+    def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> None:
         """Opens an episode if the rise has lasted, and extends an active one. ``allowed``: for some indices of
         ``of.slots``, whether an episode may open.
         """
@@ -111,14 +105,13 @@ class Watch(ABC):
             considered |= np.isin(of.slots, self._active_slots)
         some = np.flatnonzero(considered)
         if not len(some):
-            return []
+            return
         slots, recent = of.slots[some], recent[some]
         usual = self.series.baseline(rise.metric, slots, second, n)
         bar = np.maximum(
             usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high)
         )
         lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed(some)
-        opened = []
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
             slot = int(slots[i])
             episode = self.active.get(self.place(rise.symptom, slot, rise.metric))
@@ -137,8 +130,6 @@ class Watch(ABC):
                 episode.base, episode.bar = float(usual.median[i]), float(bar[i])
                 episode.start_ns = (second - n + 1) * SECOND
                 self.open(episode, second, float(recent[i].max()), n)
-                opened.append(episode)
-        return opened
 
     def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
         """Begins an episode. ``step`` returns it even if its symptom fails afterwards, since it would not be opened
@@ -162,7 +153,7 @@ class Watch(ABC):
     def _end(self, second: int) -> None:
         if not self.active:
             return
-        quiet, adopted = self.config.quiet_s, {symptom.name for symptom in self.symptoms if symptom.adopted}
+        quiet, adopted = self.config.quiet_s, {symptom.name for symptom in self._symptoms if symptom.adopted}
         latest = second - self.config.adopt_s
         ended = [
             key
@@ -175,7 +166,3 @@ class Watch(ABC):
         if ended:
             self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
             self.series.release({slot for _, slot in self.active})
-
-
-def _nothing(_watch: Watch, _second: Second) -> list[Episode]:
-    return []

@@ -108,13 +108,17 @@ def become(parent: int, nobody: bool) -> None:
     user clears the parent-death signal (prctl(2)).
     """
     if nobody and os.geteuid() == 0:
-        account = pwd.getpwnam("nobody")
-        os.setgroups([])
-        os.setgid(account.pw_gid)
-        os.setuid(account.pw_uid)
+        become_nobody()
     end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
+
+
+def become_nobody() -> None:
+    account = pwd.getpwnam("nobody")
+    os.setgroups([])
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
 
 
 def own_directory(path: Path) -> Path:

@@ -45,9 +45,6 @@ class Handshakes(Uprobes, Pending):
         """Takes records of ``tls_exits``."""
         self._ended.append(records)
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether a process ended."""
         return bool(self._ended)

@@ -125,9 +125,6 @@ class Investigator(Due, Finishing, Pending, Stating):
             return 0
         return self._case.profile.due_ns if self._phase == _PROFILING else self._case.ended_ns + SETTLE_NS
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """While a profile goes on, or rows wait."""
         return self._case is not None or bool(self._done)

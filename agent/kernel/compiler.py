@@ -108,13 +108,13 @@ def key(parts: object, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def recall(name: str, directory: Path = CACHE) -> Any:
+def recall(name: str) -> Any:
     """The content that ``remember`` stored under this name; None if there is none. Ignores files that other users could
     have written.
     """
-    path = directory / f"{name}.json"
+    path = CACHE / f"{name}.json"
     try:
-        for one in (directory, path):
+        for one in (CACHE, path):
             status = one.stat()
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return None
@@ -125,17 +125,17 @@ def recall(name: str, directory: Path = CACHE) -> Any:
         return None
 
 
-def remember(name: str, content: object, directory: Path = CACHE) -> None:
+def remember(name: str, content: object) -> None:
     """Stores content for the next start, and keeps only the last used files. A directory that cannot be written is no
     error, only slower.
     """
     with contextlib.suppress(OSError):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = directory / f"{name}.{os.getpid()}"
+        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = CACHE / f"{name}.{os.getpid()}"
         temporary.write_text(json.dumps(content))
         temporary.chmod(0o600)
-        temporary.rename(directory / f"{name}.json")
-        for old in sorted(directory.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
+        temporary.rename(CACHE / f"{name}.json")
+        for old in sorted(CACHE.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
             old.unlink()
 
 

@@ -15,7 +15,7 @@ from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
 from agent.common.pace import interval_of
-from agent.contracts import Due, Finishing, Parted, Pending, Source, Waking
+from agent.contracts import Due, Finishing, Parted, Pending, Readable, Source, Waking
 from agent.kernel.bpf import HashMap
 from agent.kernel.loaded_families import Family, Loaded
 from agent.kernel.probe import Aggregate, Ring
@@ -31,7 +31,7 @@ def _named(take: Callable[[np.ndarray], None]) -> str:
     return getattr(take, "__qualname__", type(take).__name__)
 
 
-class KernelSource(Finishing, Parted, Waking, Pending, Due):
+class KernelSource(Finishing, Parted, Waking, Readable, Pending, Due):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``subscribe(map, take)`` hands each batch of a ring that is of no

@@ -93,9 +93,6 @@ class SamplingWindow(Due, Finishing, Pending):
         """When it must be closed, CLOCK_BOOTTIME; 0 while it is closed."""
         return self._opened_ns + self._length_ns if self._opened_ns else 0
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether it is to be opened: with each interval of the kernel source."""
         return bool(self._programs) and not self._opened_ns and interval_of(now_ns) > interval_of(self._last_ns)

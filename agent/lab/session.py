@@ -8,7 +8,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ START_S = 180.0
 
 class LabSession:
     """Plays a plan and writes recording, truth and logs into ``out``. simulated: kinds that are written into the truth,
-    but not injected. observed: whether an agent observes and records; without it only the effects are known. report:
-    progress. workload: programs; by default all, of brokers only those that a fault needs. patience: factor for time
-    limits on a slow machine.
+    but not injected. observed: whether an agent observes and records; without it only the effects are known. workload:
+    programs; by default all, of brokers only those that a fault needs. patience: factor for time limits on a slow
+    machine.
     """
 
     def __init__(
@@ -44,18 +44,10 @@ class LabSession:
         out: Path,
         simulated: frozenset[str] = frozenset(),
         observed: bool = True,
-        report: Callable[[str], None] = log_message,
         workload: Mapping[str, LabProgram] | None = None,
         patience: float = 1.0,
     ) -> None:
-        self._plan, self._seed, self._out, self._simulated, self._observed, self._report = (
-            plan,
-            seed,
-            out,
-            simulated,
-            observed,
-            report,
-        )
+        self._plan, self._seed, self._out, self._simulated, self._observed = plan, seed, out, simulated, observed
         self._kinds, self._patience = kinds(), patience
         self._workload = dict(self._needed() if workload is None else workload)
         self._left_out: list[dict[str, str]] = []
@@ -76,7 +68,7 @@ class LabSession:
             Stage(self._out, self._workload, self._seed, self._patience) as self._stage,
         ):
             for note in self._stage.notes:
-                self._report(note)
+                log_message(note)
             self._life = Life(self._stage, self._seed)
             polled = [program.polled for program in self._stage.programs.values() if program.polled]
             self._observer = (
@@ -89,7 +81,7 @@ class LabSession:
             self._rest(LAST_S)
             until_ns = boot_ns()
             if self._observer is not None and (problem := self._observer.stop()):
-                self._report(problem)
+                log_message(problem)
             members = {
                 name: {"comm": m.comm, "pids": [life.pid for life in m.lives], "names": list(m.program.names)}
                 for name, m in self._stage.processes.members.items()
@@ -150,7 +142,7 @@ class LabSession:
         self._rest(max(self._kinds[f.kind].settle_s for f in able))
         for one in injected:
             what = f"{one.kind.name} of {one.fault.target}, {one.kind.size.what} {one.fault.size:.3g}"
-            self._report(f"{number + 1}/{len(self._plan)} {what}" + (f": left out: {one.failed}" if one.failed else ""))
+            log_message(f"{number + 1}/{len(self._plan)} {what}" + (f": left out: {one.failed}" if one.failed else ""))
             if one.failed:
                 self._left_out.append({"kind": one.kind.name, "why": one.failed})
         return [
@@ -165,7 +157,7 @@ class LabSession:
         if not kind.reach(fault, self._stage.programs):
             lacking = "no program that it can impact"
         if lacking:
-            self._report(f"{fault.kind} is left out: there is {lacking}")
+            log_message(f"{fault.kind} is left out: there is {lacking}")
             self._left_out.append({"kind": fault.kind, "why": f"there is {lacking}"})
         return bool(lacking)
 

@@ -37,7 +37,7 @@ from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.common.copies import pick, together
 from agent.common.fairness import UpperBound
-from agent.contracts import Due, Finishing, Pending, Stating, Waking
+from agent.contracts import Due, Finishing, Pending, Readable, Stating, Waking
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import (
     FLOATS,
@@ -184,7 +184,7 @@ def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_
     return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
-class Intake(Stating, Finishing, Waking, Due, Pending):
+class Intake(Stating, Finishing, Waking, Readable, Due, Pending):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts. Between two beats messages
     are only received, so that no queue fills; at the beat all of them are parsed at once.
 

@@ -18,11 +18,12 @@ from agent.posix.signals import sheltered
 
 #: Created by mkfs in a new file system.
 _NOBODYS = {"lost+found"}
+_ANSWER_S = 5.0
 
 
-def require_answer(path: str, within_s: float = 5.0) -> None:
+def require_answer(path: str) -> None:
     """Raises AgentError (exit code 4) if the file system of a path, which need not exist yet, does not answer a write
-    within that time.
+    within ``_ANSWER_S``.
 
     A process that waits for a frozen file system, or one whose disk is gone, cannot be interrupted. So a child tries,
     and is abandoned. Call from a single-threaded process.
@@ -39,14 +40,14 @@ def require_answer(path: str, within_s: float = 5.0) -> None:
                 os._exit(0)  # the real use reports any error
     ended = os.pidfd_open(child)
     try:
-        if select.select([ended], [], [], within_s)[0]:
+        if select.select([ended], [], [], _ANSWER_S)[0]:
             os.waitpid(child, 0)
             return
     finally:
         os.close(ended)
     raise AgentError(
         f"the file system of {path} does not answer",
-        why=f"it took no change within {within_s:g} s",
+        why=f"it took no change within {_ANSWER_S:g} s",
         remedy=f"{UNANSWERED}, or name another place: --store DIR",
         exit_code=UNREACHABLE,
     )

@@ -25,10 +25,6 @@ class ProcessSource(Failing, Owning, Pending):
     def supervise(self, now_ns: int) -> Iterator[Batch]:
         """Called a few times a second: lets ``process`` be checked where one is wanted, and reports on it."""
 
-    def fds(self) -> list[int]:
-        """Empty: heartbeats come more often than rows, and neither is urgent."""
-        return []
-
     def pending(self, now_ns: int) -> bool:
         return self.process.readable()
 

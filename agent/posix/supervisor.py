@@ -315,11 +315,6 @@ class Supervised:
         """Whether data waits on its socket."""
         return self.socket is not None and _readable(self.socket.fileno(), 0.0)
 
-    @property
-    def quiet_s(self) -> float:
-        """Time since its last heartbeat, as far as the loop could see it."""
-        return time.monotonic() - self._beat_s
-
     def fail(self, why: str) -> None:
         """Ends a useless process. It is restarted later if it has ``restarts``."""
         self.end()

@@ -152,9 +152,6 @@ class PendingCalls(Finishing):
         dtype = kernel.loaded.wire.dtype("syscalls_event")
         self._map = bpf.HashMap(family.maps["syscalls_pending"], kernel.loaded.wire.dtype("syscalls_call"), dtype)
 
-    def fds(self) -> list[int]:
-        return []
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
         yield from self._take(now_ns - self.AGE_NS)
 

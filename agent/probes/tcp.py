@@ -233,9 +233,6 @@ class RequestSweep(Pending):
         self._run = OwnRun(family.programs[self._program], 1)
         self._next_ns = self._from = 0
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         return now_ns >= self._next_ns
 

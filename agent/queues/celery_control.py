@@ -18,8 +18,7 @@ import hiredis
 
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply
-
-Command = tuple[bytes | str | int, ...]
+from agent.queues.redis_rights import Command
 
 INTERVAL_NS = 15_000_000_000
 #: The replies are read so much later; workers reply within milliseconds unless they cannot.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.common.settings import Place, ValueType, beside, private_text, setting
+from agent.common.settings import Place, ValueType, beside, private_text, setting, text
 from agent.errors import USAGE, AgentError
 
 #: Of systemd (systemd.exec(5), LoadCredential=).
@@ -71,6 +71,11 @@ def _path(given: str) -> str:
     if given and not given.startswith("/"):
         raise ValueError("it is an absolute path")
     return given
+
+
+def path_setting(what: str) -> Any:
+    """A setting that is the absolute path of a file."""
+    return setting("", text("an absolute path", _path), what)
 
 
 @dataclass(frozen=True)

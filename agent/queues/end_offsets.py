@@ -26,12 +26,11 @@ class Age(NamedTuple):
 class EndOffsets:
     """End offsets of one log, by the time of their polls (one clock, in ns).
 
-    Never more than ``samples``: beyond that, every second sample of the older half is dropped. So the history reaches
+    Never more than ``SAMPLES``: beyond that, every second sample of the older half is dropped. So the history reaches
     back to the first poll, and its error grows with the age.
     """
 
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
+    def __init__(self) -> None:
         self._t_ns, self._ends, self._off_ns = array("q"), array("q"), array("q")
 
     def add(self, t_ns: int, end: int, off_ns: int = 0) -> None:
@@ -46,7 +45,7 @@ class EndOffsets:
         self._t_ns.append(t_ns)
         self._ends.append(end)
         self._off_ns.append(off_ns)
-        if len(self._ends) > self._samples:
+        if len(self._ends) > SAMPLES:
             half = len(self._ends) // 2
             self._t_ns = self._t_ns[:half:2] + self._t_ns[half:]
             self._ends = self._ends[:half:2] + self._ends[half:]

@@ -61,7 +61,6 @@ class MemberStatus:
     committed: int
     applied: int
     db_bytes: int
-    learner: bool
     version: str
     alarms: tuple[str, ...]
 
@@ -98,9 +97,7 @@ def read_status(answer: bytes) -> MemberStatus:
     """Raises NotEtcd."""
     given = _document(answer)
     header = _mapping(given.get("header"))
-    errors = given.get("errors", [])
-    if not isinstance(errors, list):
-        raise NotEtcd("errors is no list")
+    errors = _list(given, "errors")
     applied = given.get("raftAppliedIndex")
     committed = number(given, "raftIndex")
     return MemberStatus(
@@ -112,7 +109,6 @@ def read_status(answer: bytes) -> MemberStatus:
         committed,
         committed if applied is None else number(given, "raftAppliedIndex"),
         number(given, "dbSize"),
-        given.get("isLearner", False) is True,
         _text(given, "version"),
         tuple(dict.fromkeys(name for one in errors if isinstance(one, str) for name in _ALARM.findall(one)))[:4],
     )
@@ -122,13 +118,10 @@ def read_members(answer: bytes) -> dict[int | str, str]:
     """Names by id, and by ``host:port`` for clients; a member that has not started yet has an empty one. Raises
     NotEtcd.
     """
-    members = _document(answer).get("members", [])
-    if not isinstance(members, list):
-        raise NotEtcd("members is no list")
     found: dict[int | str, str] = {}
-    for one in map(_mapping, members):
-        name, urls = _text(one, "name"), one.get("clientURLs", [])
-        if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+    for one in map(_mapping, _list(_document(answer), "members")):
+        name, urls = _text(one, "name"), _list(one, "clientURLs")
+        if not all(isinstance(url, str) for url in urls):
             raise NotEtcd("clientURLs is no list")
         found |= {number(one, "ID", _MOST_ID): name} | {url.rpartition("/")[2]: name for url in urls[:_MOST_URLS]}
     return found
@@ -136,18 +129,13 @@ def read_members(answer: bytes) -> dict[int | str, str]:
 
 def read_leases(answer: bytes) -> list[int]:
     """Ids, those that end first before the others. Raises NotEtcd."""
-    leases = _document(answer).get("leases", [])
-    if not isinstance(leases, list):
-        raise NotEtcd("leases is no list")
-    return [number(_mapping(one), "ID") for one in leases]
+    return [number(_mapping(one), "ID") for one in _list(_document(answer), "leases")]
 
 
 def read_lease(answer: bytes) -> LeaseState | None:
     """None if there is no such lease. Raises NotEtcd."""
     given = _document(answer)
-    keys = given.get("keys", [])
-    if not isinstance(keys, list):
-        raise NotEtcd("keys is no list")
+    keys = _list(given, "keys")
     late = str(given.get("TTL", "")).startswith("-")
     left_s = number({"TTL": str(given["TTL"])[1:]} if late else given, "TTL", _MOST_S)
     granted_s = number(given, "grantedTTL", _MOST_S)
@@ -159,11 +147,8 @@ def read_lease(answer: bytes) -> LeaseState | None:
 def read_page(answer: bytes) -> KeyPage:
     """Raises NotEtcd."""
     given = _document(answer)
-    found = given.get("kvs", [])
-    if not isinstance(found, list):
-        raise NotEtcd("kvs is no list")
     keys = {}
-    for one in map(_mapping, found):
+    for one in map(_mapping, _list(given, "kvs")):
         value = blake2b(_bytes(one, "value"), digest_size=8).digest()
         keys[_bytes(one, "key")] = KeyState(number(one, "mod_revision"), value)
     revision = number(_mapping(given.get("header")), "revision")
@@ -206,6 +191,13 @@ def _mapping(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise NotEtcd("no object")
     return given
+
+
+def _list(given: dict[str, Any], key: str) -> list[Any]:
+    found = given.get(key, [])
+    if not isinstance(found, list):
+        raise NotEtcd(f"{key} is no list")
+    return found
 
 
 def _text(given: dict[str, Any], key: str) -> str:

@@ -13,14 +13,10 @@ from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
 from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
-from agent.queues.server_section import ServerSection
+from agent.queues.server_section import BadUrl, ServerSection
 
 if TYPE_CHECKING:
     import ssl
-
-
-class _BadUrl(ValueError):
-    """An error with our own text; Python's could contain parts of a password."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,13 @@ def http_url(
         parts = urlsplit(url)
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))
         if parts.scheme not in ("http", "https"):
-            raise _BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+            raise BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
         if unknown := set(query) - set(options):
-            raise _BadUrl(f"unknown option {min(unknown)!r}")
+            raise BadUrl(f"unknown option {min(unknown)!r}")
         if not parts.hostname:
-            raise _BadUrl("it names no host")
+            raise BadUrl("it names no host")
         if parts.path.strip("/"):
-            raise _BadUrl("it has a path")
+            raise BadUrl("it has a path")
         return {
             "host": parts.hostname,
             "port": port if parts.port is None else port_number(parts.port),
@@ -72,7 +68,7 @@ def http_url(
     except ValueError as error:
         raise AgentError(
             f"a URL of {title} in the configuration cannot be read",
-            why=str(error) if isinstance(error, _BadUrl) else "its host, a port or an option cannot be read",
+            why=str(error) if isinstance(error, BadUrl) else "its host, a port or an option cannot be read",
             remedy=f"write it as {example}; in a password / # ? @ : are %2F %23 %3F %40 %3A",
             exit_code=USAGE,
         ) from None
@@ -81,7 +77,7 @@ def http_url(
 def port_number(given: str | int) -> int:
     port = int(given)
     if not 0 < port < 65536:
-        raise _BadUrl("a port is no port")
+        raise BadUrl("a port is no port")
     return port
 
 
@@ -93,10 +89,6 @@ def names_of(given: str) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class HttpServer(ServerSection):
     """A section of a server with an HTTP endpoint."""
-
-    @property
-    def has_login(self) -> bool:
-        return bool(self.user or self.url.user or self.url.password or self.password.is_set)
 
     def login(self) -> tuple[str, str] | None:
         """User and password now, None without any. Raises HttpDown if the password cannot be had."""

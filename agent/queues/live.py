@@ -13,11 +13,11 @@ from typing import Any
 from agent.common.address import with_port
 from agent.queues.netlink import LISTEN, STATES, TC_H_ROOT
 
+_LEAST_BYTES = 65536
 
-def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
-    """Listening sockets, connections with at least ``threshold_bytes`` waiting, devices; keys as in
-    agent/cli/queues.py.
-    """
+
+def kernel_queues() -> Iterator[dict[str, Any]]:
+    """Listening sockets, connections with at least ``_LEAST_BYTES`` waiting, devices; keys: agent/cli/queues.py."""
     from pyroute2 import DiagSocket, IPRoute
 
     with DiagSocket() as diag:
@@ -32,7 +32,7 @@ def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
                         "length": sock["idiag_rqueue"],
                         "limit": sock["idiag_wqueue"],
                     }
-                elif max(sock["idiag_rqueue"], sock["idiag_wqueue"]) >= threshold_bytes:
+                elif max(sock["idiag_rqueue"], sock["idiag_wqueue"]) >= _LEAST_BYTES:
                     peer = with_port(sock["idiag_dst"], sock["idiag_dport"])
                     yield {
                         "system": "connection",

@@ -28,6 +28,7 @@ _TCP_INFO = 120, 176  #: Offsets of tcpi_bytes_acked and tcpi_rwnd_limited in st
 _SK_MEMINFO_DROPS = 8 * 4  # Offset of sk_drops in the u32 array of INET_DIAG_SKMEMINFO.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
+_TIMEOUT_S = 1.0
 
 #: struct inet_diag_msg.
 INET_DIAG_MSG = np.dtype(
@@ -62,7 +63,7 @@ class Qdisc(NamedTuple):
     drops: int
 
 
-def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def tcp_sockets() -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All TCP sockets of this network namespace in STATES, their cgroup ids and their drops (-1 if the kernel gives
     none).
 
@@ -73,7 +74,7 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
     # struct inet_diag_req, not SOCK_DIAG_BY_FAMILY: it covers both families in one walk of the kernel's tables, most of
     # whose buckets are empty.
     request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_SKMEMINFO - 1), STATES, 0)
-    for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
+    for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request):
         starts = _starts(chunk)
         data = np.frombuffer(chunk, np.uint8)
         found.append(data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0])
@@ -82,7 +83,7 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
     return np.concatenate(found), np.concatenate(cgroups), np.concatenate(drops)
 
 
-def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int64]:
+def progress(sockets: np.ndarray) -> npt.NDArray[np.int64]:
     """For each of these sockets (dtype INET_DIAG_MSG): the bytes that the other end has acknowledged, and the total
     time in us that written data waited for its window (RFC 4898). -1 for a socket that is gone, and where the kernel
     gives no value. Shape (n, 2). Raises OSError.
@@ -96,7 +97,7 @@ def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int6
         + struct.pack("=HH", 4 + len(only), _BYTECODE)
         + only
     )
-    for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
+    for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request):
         starts = _starts(chunk)
         data = np.frombuffer(chunk, np.uint8)
         cookies = data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0]["cookie"]
@@ -120,10 +121,10 @@ def _ports(sockets: np.ndarray) -> bytes:
     return out
 
 
-def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:
+def qdiscs() -> list[Qdisc]:
     """The queueing disciplines of all devices of this network namespace. Raises OSError."""
     found = []
-    for chunk in _dump(socket.NETLINK_ROUTE, RTM_GETQDISC, bytes(20), timeout_s):
+    for chunk in _dump(socket.NETLINK_ROUTE, RTM_GETQDISC, bytes(20)):
         for start in _starts(chunk).tolist():
             (length,) = struct.unpack_from("=I", chunk, start)
             ifindex, _, parent = struct.unpack_from("=iII", chunk, start + 20)
@@ -139,10 +140,10 @@ def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:
     return found
 
 
-def _dump(protocol: int, message: int, request: bytes, timeout_s: float) -> Iterator[bytes]:
+def _dump(protocol: int, message: int, request: bytes) -> Iterator[bytes]:
     """The datagrams of a dump's answer, without the messages that end it."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
-        sock.settimeout(timeout_s)
+        sock.settimeout(_TIMEOUT_S)
         sock.send(struct.pack("=IHHII", 16 + len(request), message, _REQUEST_DUMP, 1, 0) + request)
         while True:
             chunk = sock.recv(1 << 17)

@@ -18,8 +18,8 @@ from agent.queues.rounds import Pollable, Rounds
 class QueuePoller(Failing, Pending):
     """Polls each queue every ``interval_s`` seconds; a ``Source``, see agent.contracts.
 
-    capacity: batches kept until the next drain. Beyond that the oldest are dropped, counted in ``losses()``, and become
-    a loss row (stage intake, source queues) of the next drain.
+    capacity: batches kept until the next drain. Beyond that the oldest are dropped, and become a loss row (stage
+    intake, source queues) of the next drain.
     """
 
     name = "queues"
@@ -33,9 +33,6 @@ class QueuePoller(Failing, Pending):
         self._failures: dict[str, str] = {}
         self.rounds = Rounds(queues, interval_s, self._put, self._fail)
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         return bool(self._batches)
 
@@ -48,10 +45,6 @@ class QueuePoller(Failing, Pending):
             batches.append(losses("intake", Loss("queues", lost, self._drained_ns, now_ns)))
         self._drained_ns = now_ns
         return batches
-
-    def losses(self) -> dict[str, int]:
-        """Rows dropped so far because nobody drained, by reason."""
-        return {"overflow": self._dropped}
 
     def failures(self) -> dict[str, str]:
         """Queues whose last poll failed because of an error of our own: name -> error. Each is also logged once."""

@@ -11,7 +11,8 @@ import hiredis
 
 from agent.common.fairness import UpperBound
 from agent.common.resp import EXPIRING, RedisDown
-from agent.queues.redis_scan import MAX_STREAMS, Asked, Scan, is_pattern
+from agent.queues.patterns import is_pattern
+from agent.queues.redis_scan import MAX_STREAMS, Asked, Scan
 from agent.queues.timers import QueueTimer
 
 #: For docs/limits.md.

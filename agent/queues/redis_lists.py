@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from math import isnan, nan
 from typing import Any
 
@@ -149,18 +150,11 @@ class ListQueues:
                     take(queue, reply)
 
 
-def _list(name: str, _now_s: float) -> _Queue:
+def _counted(command: str, name: str, _now_s: float) -> _Queue:
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
         queue.lag = _count(replies[0])
 
-    return _Queue(name, [("LLEN", name)], read)
-
-
-def _sorted_set(name: str, _now_s: float) -> _Queue:
-    def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag = _count(replies[0])
-
-    return _Queue(name, [("ZCARD", name)], read)
+    return _Queue(name, [(command, name)], read)
 
 
 def _sorted_by_time(key: str, now_s: float) -> _Queue:
@@ -281,8 +275,8 @@ def _bullmq(name: str, now_s: float) -> _Queue:
 
 
 _KINDS: dict[str, Callable[[str, float], _Queue]] = {
-    "lists": _list,
-    "sorted_sets": _sorted_set,
+    "lists": partial(_counted, "LLEN"),
+    "sorted_sets": partial(_counted, "ZCARD"),
     "sidekiq": _sidekiq,
     "rq": _rq,
     "bullmq": _bullmq,

@@ -16,8 +16,8 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import EXPIRING, RedisDown, RedisUrl, RespClient
 from agent.queues.order import OrderedQueue
+from agent.queues.patterns import is_pattern
 from agent.queues.queue import Row
-from agent.queues.redis_scan import is_pattern
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue
 
 #: The place is asked for so often, and at once when a server does not answer, or is no primary.

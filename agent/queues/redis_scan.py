@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 import hiredis
 
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, Reply
+from agent.queues.patterns import is_chosen
 from agent.queues.redis_rights import Command
 
 MAX_STREAMS = 1024  # found by SCAN; streams named in the URL are not limited
@@ -92,11 +92,7 @@ class Scan:
             self._cursor = cursor
             self._beyond |= any(len(k) > MAX_NAME_BYTES for k in keys)
             short = (k for k in keys if len(k) <= MAX_NAME_BYTES)
-            self._found.update(
-                k
-                for k in short
-                if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted)
-            )
+            self._found.update(k for k in short if is_chosen(k.decode("utf-8", "replace"), self._wanted))
             found, beyond = _first(self._found)  # bounds the memory, however many keys a server sends
             self._found, self._beyond = set(found), self._beyond or beyond
             self._streams, beyond = _first({*self._streams, *self._found})
@@ -111,7 +107,3 @@ class Scan:
 def _first(names: set[bytes]) -> tuple[list[bytes], bool]:
     """The first MAX_STREAMS by name, and whether there are more."""
     return sorted(names)[:MAX_STREAMS], len(names) > MAX_STREAMS
-
-
-def is_pattern(name: str) -> bool:
-    return any(c in name for c in "*?[")

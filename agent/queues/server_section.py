@@ -10,6 +10,10 @@ from agent.errors import USAGE, AgentError
 from agent.queues.credentials import Password
 
 
+class BadUrl(ValueError):
+    """An error with our own text; Python's could contain parts of a password."""
+
+
 @dataclass(frozen=True)
 class ServerSection:
     """A kind declares ``TITLE``, and its own ``url`` and ``password`` (``password_keys``)."""

@@ -16,14 +16,15 @@ NAMES = frozenset(
     (b"redis-server", b"valkey-server", b"keydb-server", b"dragonfly", b"redis-server-tl", b"redict-server", b"kvrocks")
 )
 DEFAULT, MOST = 6379, 64
+_PROCESSES = 65536
 _TITLE = re.compile(rb"[*\d\]:.]:(\d{2,5})(?:\s|\0|$|\[)")
 _GIVEN = re.compile(rb"--(?:tls-)?port[\0=\s]+(\d{2,5})")
 
 
-def servers(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
-    """Each process with the name of a Redis server. Reads a file of each of ``most`` processes."""
+def servers(proc: Path) -> Iterator[int]:
+    """Each process with the name of a Redis server. Reads a file of each of ``_PROCESSES`` processes."""
     for n, entry in enumerate(os.scandir(proc)):
-        if n >= most:
+        if n >= _PROCESSES:
             return
         if not entry.name.isdigit():
             continue
@@ -35,9 +36,9 @@ def servers(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
             continue
 
 
-def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
+def listening(proc: Path) -> Iterator[int]:
     """Ports of each of them, by its command line."""
-    for pid in servers(proc, most):
+    for pid in servers(proc):
         try:
             with open(proc / str(pid) / "cmdline", "rb") as file:
                 line = file.read(4096)

@@ -153,9 +153,6 @@ class RedisWire(Stating, Finishing, Due, Pending):
     def due_ns(self) -> int:
         return self._ends_ns if self._sampling else 0
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether requests came, all samples are taken, or a program that is attached at times is wanted."""
         wanted = self._links and any(int(self._switch[_AT_TIMES[f]][0]) != self._seen[f] for f in self._times)

@@ -87,9 +87,6 @@ class Resources(Pending):
         self._own = os.getpid()
         self._steal = self._pressed = -1
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Descriptors near their limit are polled twice a second, the rest once."""
         return bool(self._near) and now_ns >= self._next_ns

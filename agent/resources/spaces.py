@@ -83,9 +83,6 @@ class Spaces(Pending):
         self._waiting: set[tuple[int, int]] = set()
         self._next_ns = 0
 
-    def fds(self) -> list[int]:
-        return []
-
     def close(self) -> None: ...
 
     def pending(self, now_ns: int) -> bool:

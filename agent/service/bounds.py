@@ -37,9 +37,6 @@ class Bounds(Finishing):
         self._checked_at_ns, self._reported_ns = -_CHECK_NS, -_REPORT_NS
         self._reported = dict.fromkeys(reasons, 0)
 
-    def fds(self) -> list[int]:
-        return []
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Mostly nothing, and cheap."""
         if now_ns - self._checked_at_ns < _CHECK_NS or now_ns - self._reported_ns < _REPORT_NS:

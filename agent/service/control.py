@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.common.fairness import UpperBound
+from agent.contracts import Readable
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.listener import Listener
 
@@ -53,7 +54,7 @@ class Connection:
     answer: memoryview | None = None
 
 
-class Control:
+class Control(Readable):
     """Answers requests from the agent's loop, at most one in a turn; a ``Source`` without rows. Nobody can hold the
     loop up: it never waits for a client.
 

@@ -43,9 +43,6 @@ class HoursStore:
             if raw.startswith(self._boot):
                 self._watch.recall(raw[len(self._boot) :])
 
-    def fds(self) -> list[int]:
-        return []
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """No rows: a source for its turns."""
         self._kept_ns = self._kept_ns or now_ns

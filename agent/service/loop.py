@@ -26,7 +26,7 @@ from agent.common.clocks import boot_ns
 from agent.common.copies import together
 from agent.common.faults import AGAIN_NS, Faults
 from agent.common.pace import WATERMARK_NS, Pace, second_of
-from agent.contracts import Closing, Due, Filter, Finishing, Pending, Sink, Source, Waking
+from agent.contracts import Closing, Due, Filter, Finishing, Pending, Readable, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
 from agent.log import log_message
 from agent.service.containers import Containers
@@ -95,7 +95,7 @@ class Loop:
         self.faults.whole(source.name, boot_ns())
         self._due += [(source, source)] if isinstance(source, Due) else []
         self._asked += [(source, source)] if isinstance(source, Pending) else []
-        for fd in source.fds():
+        for fd in source.fds() if isinstance(source, Readable) else ():
             self.selector.register(fd, selectors.EVENT_READ, source)
 
     def _remove(self, source: Source) -> None:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from agent.store import segments
 from agent.store.frames import Frame, FrameDecoder, Head
 
-_NOTHING: frozenset[str] = frozenset()
-
 
 class Follower:
     """Reads frames written to a store from now on.

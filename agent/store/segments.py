@@ -93,8 +93,8 @@ def _matching(dir_fd: int, pattern: re.Pattern[str]) -> set[int]:
     return {int(m[1]) for m in map(pattern.fullmatch, os.listdir(dir_fd)) if m}
 
 
-def open_at(dir_fd: int, name: str, flags: int = os.O_RDONLY, mode: int = 0o640) -> int:
-    return os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+def open_at(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> int:
+    return os.open(name, flags | os.O_CLOEXEC, 0o640, dir_fd=dir_fd)
 
 
 def read_bytes(dir_fd: int, name: str) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.fairness import Budget, Places, UserQueues
+from agent.contracts import Readable
 from agent.kernel.limits import (
     LONGEST_S,
     LOOKS_MOST_S,
@@ -29,7 +30,7 @@ from agent.kernel.steps import BlockedError, Done, Steps, pump_until, run
 from agent.log import log_message
 from agent.posix import background
 from agent.targets.analyzer_pool import AnalyzerPool
-from agent.targets.asked import HOST, FileId, ProbeRequest, owner_of
+from agent.targets.asked import HOST, ProbeRequest, owner_of
 from agent.targets.attacher import Attacher
 from agent.targets.files import Files, probe_descriptors
 from agent.targets.images import Images
@@ -54,7 +55,7 @@ _START_S = 20.0
 _SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
 
 
-class Targets:
+class Targets(Readable):
     """Offers each file once to all requests. Implements ``agent.contracts.Source``; produces no rows.
 
     kernel: its exec_events report new programs. Make the requests with ``library`` and ``exe``, then call ``start``.
@@ -110,10 +111,6 @@ class Targets:
     def mapped(self, where: Callable[[int], bool], request: ProbeRequest) -> None:
         """Requests every shared library of the processes for which ``where(pid)`` is true."""
         self.files.mapped.append((where, request))
-
-    def using(self, pid: int) -> set[FileId]:
-        """The files that a process uses, as far as it has been scanned."""
-        return self._processes.of(pid).used
 
     def again(self, pid: int) -> None:
         """Scans a process soon, if it has mapped anything since the last scan."""

@@ -98,9 +98,6 @@ class UnprobedPrograms:
             f" {PROGRAMS_REPORTED} are kept, {self._places.a_user} of each user but root"
         )
 
-    def fds(self) -> list[int]:
-        return []
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if not self._news and self.more == self._more_reported:
             return

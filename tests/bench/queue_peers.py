@@ -34,7 +34,8 @@ from agent.queues.brokers.redis import BROKER as REDIS
 from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue
 from tests.bench.kafka import cpu_s
-from tests.servers.kafka_server import Kafka, fetched, free_ports
+from tests.ports import free_ports
+from tests.servers.kafka_server import Kafka, fetched
 from tests.servers.test_redis_streams import Redis
 
 POLLS = 5

@@ -19,6 +19,7 @@ import pytest
 from tests.kernel.go_fixture import go_binary, go_minor
 from tests.kernel.test_redis_wire import _RESULTS, Rig
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 
 RULES = """
@@ -32,12 +33,6 @@ OWN: dict[str, object] = {
     "edge users": {"command": "INCRBY", "key": "edge_user_", "limit": 7, "remaining": "7 - reply", "cost": "arg.0"},
     "edge paths": {"command": "INCRBY", "key": "edge_path_", "limit": 3, "remaining": "3 - reply", "cost": "arg.0"},
 }
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Service:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.test_redis_envoy import free_port
 from tests.kernel.test_redis_java import built_by_maven
 from tests.kernel.test_redis_wire import _RESULTS, Rig
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 
 ROUTE = {

@@ -22,7 +22,6 @@ from agent.columns import NULL_I64
 from agent.common.settings import read
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.loaded_families import load, release
-from agent.lab.stage.tun_link import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
@@ -31,6 +30,7 @@ from agent.redis_wire.redis_reader import RedisReader
 from agent.redis_wire.redis_source import RedisWire
 from agent.service.redis_reported import appliers, state
 from agent.tables import TABLES
+from tests.cable import Cable
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE

@@ -15,8 +15,8 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.lab.stage.netns import Namespace
-from agent.lab.stage.tun_link import Cable
 from agent.tables import TABLES
+from tests.cable import Cable
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, closed_port, echo_server
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from agent.lab.stage.tun_link import Cable, every, first
 from agent.tables import TABLES
+from tests.cable import Cable, counters, every, first
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, swallow
 from tests.patience import PATIENCE
@@ -155,7 +155,7 @@ def test_data_retransmits_are_the_kernels_count(attach: Attach) -> None:
         ends = tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2)
         rows = tcp.wait("tcp_retransmit", within(wire), lambda r: False, limit_s=0.5)
         for space, role in ((wire.left, CLIENT), (wire.right, SERVER)):
-            counted, unsent = (space.counters(name)[name] for name in ("TcpRetransSegs", "TcpExtTCPRetransFail"))
+            counted, unsent = (counters(space, name)[name] for name in ("TcpRetransSegs", "TcpExtTCPRetransFail"))
             mine, end = rows[rows["netns"] == space.inode], ends[ends["role"] == role]
             assert counted > unsent
             assert mine["count"].sum() == counted - unsent  # the kernel counts those that a full device refused, too
@@ -186,7 +186,7 @@ def test_syn_retransmits(attach: Attach) -> None:
         thread.join()
         listener.close()
         rows = tcp.wait("tcp_retransmit", within(wire), lambda r: len(r) >= 3)
-        assert wire.left.counters("TcpRetransSegs")["TcpRetransSegs"] == 3
+        assert counters(wire.left, "TcpRetransSegs")["TcpRetransSegs"] == 3
     assert wire.dropped == 3
     assert len(rows) == len(connects) == 3
     assert set(rows["kind"]) == {RETRANSMIT.code("kind", "syn")}
@@ -206,7 +206,7 @@ def test_synack_retransmits(attach: Attach) -> None:
         client.close()
         server.close()
         rows = tcp.wait("tcp_retransmit", lambda r: r[r["netns"] == wire.right.inode], lambda r: len(r) >= 1)
-        counted = wire.right.counters("TcpRetransSegs")["TcpRetransSegs"]
+        counted = counters(wire.right, "TcpRetransSegs")["TcpRetransSegs"]
     assert wire.dropped == 1
     assert len(rows) == counted >= 1
     assert set(rows["kind"]) == {RETRANSMIT.code("kind", "synack")}
@@ -231,13 +231,13 @@ def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
         client.sendall(b"x" * 13)
         firewall.chain("add", table="lab", name="out", hook="output", type="filter", policy=0)
         time.sleep(1)
-        failed = wire.left.counters("TcpExtTCPRetransFail")["TcpExtTCPRetransFail"]
+        failed = counters(wire.left, "TcpExtTCPRetransFail")["TcpExtTCPRetransFail"]
         firewall.table("del", name="lab")
         assert server.recv(100) == b"x" * 13
         for one in (client, server, firewall):
             one.close()
         rows = tcp.wait("tcp_retransmit", lambda r: r[r["netns"] == wire.left.inode], lambda r: len(r) >= 1)
-        attempts = wire.left.counters("TcpRetransSegs")["TcpRetransSegs"]
+        attempts = counters(wire.left, "TcpRetransSegs")["TcpRetransSegs"]
     assert failed >= 1
     assert rows["count"].sum() == attempts - failed >= 1
     assert tcp.lost() == 0
@@ -251,7 +251,7 @@ def test_without_its_program_nothing_is_seen(attach: Attach, program: str, kind:
         client, server = connection(wire)
         client.close()
         server.close()
-        assert wire.left.counters("TcpRetransSegs")["TcpRetransSegs"] == 1
+        assert counters(wire.left, "TcpRetransSegs")["TcpRetransSegs"] == 1
         rows = tcp.wait("tcp_retransmit", within(wire), lambda r: False, limit_s=0.5)
     assert RETRANSMIT.code("kind", kind) not in rows["kind"]
     assert RETRANSMIT.code("kind", "data") not in rows["kind"]

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.servers.rabbitmq import ROOT, free_ports
+from tests.ports import free_ports
+from tests.servers.rabbitmq import ROOT
 
 
 def text(given: str | bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.servers.certificates import certificates
 
 #: As in its pom.xml.
@@ -35,14 +35,6 @@ def fetched(into: Path) -> Path:
     if got.returncode:
         pytest.skip(f"Kafka cannot be had: {got.stdout[-300:]}")
     return into
-
-
-def free_ports(n: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 class Kafka:

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.servers.rabbitmq import ROOT, free_ports
+from tests.ports import free_ports
+from tests.servers.rabbitmq import ROOT
 
 SECOND = 1_000_000_000
 

@@ -23,7 +23,8 @@ import psycopg2
 import psycopg2.extras
 
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import ROOT, free_ports, in_root
+from tests.ports import free_ports
+from tests.servers.rabbitmq import ROOT, in_root
 
 USER = "postgres"
 #: Jobs with a state, as most libraries have them.

@@ -25,20 +25,13 @@ from typing import Any
 import amqp
 
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.releases import CACHE, archive
 from tests.servers.certificates import certificates
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")
 PLUGINS = "rabbitmq_management,rabbitmq_prometheus,rabbitmq_stream"
-
-
-def free_ports(n: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 #: Runs a command in another root, with this system's devices, processes and names of hosts, and a directory.

@@ -17,7 +17,7 @@ from agent.queues.catalogue import Broker, broker, names
 from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _same, _server, discover
 from tests.commands import tickscope_text
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import free_ports
+from tests.ports import free_ports
 from tests.servers.test_redis_streams import Redis
 
 

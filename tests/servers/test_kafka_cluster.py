@@ -15,8 +15,9 @@ from agent.correlate.correlator import Correlator
 from agent.queues.packing import TABLE
 from agent.queues.poller_process import BrokerPoller
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.servers.celery_pieces import wait
-from tests.servers.kafka_server import Kafka, fetched, free_ports
+from tests.servers.kafka_server import Kafka, fetched
 from tests.unit.correlate_scenarios import latest
 
 TOPIC, GROUP, COMMITTED = "orders", "billing", 3

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from agent.common.address import peer_bytes
-from agent.errors import AgentError
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
 from agent.queues.judged import Judged
 from agent.queues.nats_report import time_ns
@@ -28,9 +27,9 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue
 from agent.queues.timers import rule
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.releases import program, unpacked
 from tests.servers.nats import SECOND, Nats, NatsClient, client
-from tests.servers.rabbitmq import free_ports
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
 FAILURES = TABLE.by_name["failure"].names
@@ -517,21 +516,3 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     server.close()
     assert (row["status"], failed(row)) == (b"down", failure), row["reason"]
     assert words in row["reason"].decode() and b"secret" not in row["reason"]
-
-
-@pytest.mark.parametrize(
-    "server",
-    [
-        "nats://u:pw@h:4222",
-        "http://u:pw@",
-        "http://u:pw@h:0",
-        "http://u:pw@h?stream=a",
-        "http://u:pw@h?client=x",
-        {"url": "http://u:pw@h", "user": "u"},
-        {"url": "http://h", "password_variable": "NATS_pw"},
-    ],
-)
-def test_a_server_that_cannot_be_used_is_refused_without_its_password(server: str | dict[str, str]) -> None:
-    with pytest.raises(AgentError) as error:
-        BROKER.sources([server])
-    assert "pw" not in str(error.value)

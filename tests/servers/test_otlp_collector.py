@@ -17,6 +17,7 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
+from tests.ports import free_port
 from tests.servers.otlp_load import (
     BOOT_ID,
     CALLS,
@@ -87,7 +88,7 @@ def binary() -> str:
 
 @contextmanager
 def running(binary: str, folder: Path, ports: tuple[int, int] | None = None) -> Iterator[Collector]:
-    http, grpc = ports or (_free_port(), _free_port())
+    http, grpc = ports or (free_port(), free_port())
     collector = Collector(http, grpc, folder / "out.json")
     config = (_HERE / "config.yaml.in").read_text(encoding="utf-8")
     for key, value in (("HTTP", http), ("GRPC", grpc), ("FILE", collector.file)):
@@ -101,11 +102,6 @@ def running(binary: str, folder: Path, ports: tuple[int, int] | None = None) -> 
     finally:
         process.terminate()
         process.wait(20)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:
@@ -164,7 +160,7 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_path: Path, protocol: str) -> None:
-    ports = (_free_port(), _free_port())
+    ports = (free_port(), free_port())
     sink = spans_only(
         f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", protocol=protocol, timeout_s=1
     )

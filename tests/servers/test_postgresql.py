@@ -18,7 +18,6 @@ import numpy as np
 import psycopg2
 import pytest
 
-from agent.errors import AgentError
 from agent.queues import asking
 from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
 from agent.queues.discover import discover
@@ -692,33 +691,6 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     assert row["reason"] and b"s3cret" not in row["reason"]
     assert took < 10 * PATIENCE
     assert threading.active_count() < 50
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        "mysql://u:pw@h",
-        "postgresql://u:pw@",
-        "postgresql://u:pw@h:0",
-        "postgresql://u:pw@h:99999/d",
-        "postgresql://u:pw@h/d?sslmode=maybe",
-        "postgresql://u:pw@h/d?application_name=x",
-        "postgresql://u:pw@h/d/e",
-        "postgresql:///d?host=relative",
-        {},
-        {"url": "postgresql://u:pw@h", "password_file": "/a"},
-        {"url": "postgresql://h", "password_file": "/a", "password_variable": "TICKSCOPE_POSTGRESQL_PW"},
-        {"url": "postgresql://h", "password_variable": "PW"},
-        {"url": "postgresql://h", "key_file": "/a"},
-        {"url": "postgresql://h", "ca_file": "relative"},
-        {"url": "postgresql://h", "slots": False},
-        {"url": "postgresql://h", "jobs": "nothing"},
-    ],
-)
-def test_what_is_no_server_is_refused_without_its_password(given: Any) -> None:
-    with pytest.raises(AgentError) as error:
-        BROKER.sources([given])
-    assert "pw" not in str(error.value)
 
 
 def test_a_server_of_this_node_is_found_with_its_setting(postgres: Postgres) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.errors import AgentError
 from agent.queues.brokers.queues_from import BROKER, MAX_BODY_BYTES
 from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import free_ports
+from tests.ports import free_ports
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
 HERE = Path(__file__).parent
@@ -362,27 +361,3 @@ def test_a_large_page_is_read_within_its_bound() -> None:
     assert row["lag_messages"] == 7 or FAILURES[row["failure"]] == "no_answer"  # a busy host
     queue.close()
     server.close()
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        "ftp://u:pw@h/#name=a&length=b",
-        "http://u:pw@h:99999/#name=a&length=b",
-        "http://u:pw@h/metrics",
-        "http://u:pw@h/metrics#length=b",
-        "http://u:pw@h/metrics#name=a",
-        "http://u:pw@h/metrics#name=a&length=b&other=c",
-        "http://u:pw@h/metrics#name=a&length=b{c}",
-        {"url": "http://u:pw@h/metrics", "queues": []},
-        {"url": "http://u:pw@h/metrics", "queues": [{"name": "a", "length": "b", "pending": "/c"}]},
-        {"url": "http://u:pw@h", "queues": [{"name": "a", "length": "b"}, {"name": "a", "length": "/c"}]},
-        {"url": "http://u:pw@h", "queues": [{"name": "a", "length": "b", "oldest_s": "c", "oldest_at_s": "d"}]},
-        {"url": "http://h", "queues": [{"name": "a", "length": "b"}], "password_variable": "PW"},
-        {"queues": [{"name": "a", "length": "b"}]},
-    ],
-)
-def test_what_is_no_mapping_is_refused_without_its_password(given: Any) -> None:
-    with pytest.raises(AgentError) as error:
-        BROKER.sources([given])
-    assert "pw" not in str(error.value)

@@ -334,25 +334,6 @@ def test_a_refused_login_is_not_repeated_at_once() -> None:
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://h",
-        "http://:pw@",
-        "http://u:pw@h:0",
-        "http://u:pw@h:99999",
-        "http://u:pw@h?queue=a",
-        "http://u:pw@h?amqp=x",
-        "http://u:pw@h/metrics",
-        "http://u:pw@h?management=0",
-    ],
-)
-def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(AgentError) as error:
-        BROKER.sources([url])
-    assert "pw" not in str(error.value)
-
-
 def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")

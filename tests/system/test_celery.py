@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
-from tests.system.test_notices import free_port
 
 #: Rows of a healthy queue before its worker ends, one a second.
 USUAL = 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.clock import timex
-from agent.lab.stage.tun_link import Cable
+from tests.cable import Cable
 from tests.lab.timedaemons import chronyd
 from tests.system.agent import TICKSCOPE, Agent
 

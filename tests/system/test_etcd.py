@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.servers.etcd import Etcd, client
-from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
 
 #: Rows of a healthy copy before its process is stopped (one a second), and of one that lacks keys.

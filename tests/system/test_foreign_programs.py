@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.system.agent import Agent
-from tests.system.test_leaks import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 OPERATIONS, HANDSHAKES = 211, 7

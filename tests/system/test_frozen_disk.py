@@ -5,7 +5,6 @@ that ends or starts meanwhile says so.
 from __future__ import annotations
 
 import os
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from agent.service.control import ask
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 from tests.system.test_full_disk import Flood, lost, memory, until
@@ -39,11 +39,6 @@ def slowest_s(work: Callable[[], object], times: int = 10) -> float:
         work()
         slowest = max(slowest, time.monotonic() - begun)
     return slowest
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent], disk: FrozenDisk) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.kafka_server import Kafka, fetched, free_ports
+from tests.ports import free_ports
+from tests.servers.kafka_server import Kafka, fetched
 from tests.system.agent import Agent
 
 CONSUMER = """

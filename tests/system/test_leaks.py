@@ -5,13 +5,13 @@ programs.
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.kernel.go_fixture import go_binary
+from tests.ports import free_port
 from tests.system.agent import PATIENCE, Agent
 
 PROGRAMS, CONNECTIONS, LIMITERS = 1009, 53, 11
@@ -23,11 +23,6 @@ def descriptors(agent: Agent) -> dict[str, int]:
 
 def memory(agent: Agent) -> int:
     return sum(p["pss_bytes"] for p in agent.status()["processes"])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def test_many_programs_leave_nothing_behind(start: Callable[..., Agent], tmp_path: Path) -> None:

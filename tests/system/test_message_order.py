@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
-from tests.system.test_notices import free_port
 
 ROOT = Path(__file__).parents[2]
 CONSUMER = Path(__file__).parent / "programs" / "consume.py"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.servers.nats import Nats, client
-from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
 
 #: Rows of a healthy queue before its consumer is stopped (one a second), and of one whose consumer stands.

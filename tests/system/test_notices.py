@@ -18,13 +18,8 @@ from typing import Any
 import pytest
 
 from tests.kernel.clock_rig import PROLOGUE
+from tests.ports import free_port
 from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def step() -> None:

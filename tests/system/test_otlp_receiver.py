@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.servers.strict_receiver import StrictReceiver
 from tests.system.agent import Agent
-from tests.unit.test_otlp_receiver import free_port
 
 #: Five refusals, within a span of the program's own.
 PROGRAM = """

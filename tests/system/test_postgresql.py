@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.servers.postgresql import QUERY, TABLE, Postgres, client
-from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
 
 #: Rows of a healthy queue before its worker is stopped (one a second).

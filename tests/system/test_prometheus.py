@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from dashboards import alerts
+from tests.ports import free_port
 from tests.system.agent import PATIENCE, Agent
-from tests.system.test_notices import free_port, step, wait
+from tests.system.test_notices import step, wait
 
 _RULES = Path(alerts.__file__).with_suffix(".yaml")
 

@@ -6,7 +6,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 
-from tests.servers.rabbitmq import free_ports
+from tests.ports import free_ports
 from tests.servers.test_queues_from import PYTHON, Program
 from tests.system.agent import Agent
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.rabbitmq import Rabbit, client, free_ports
+from tests.ports import free_ports
+from tests.servers.rabbitmq import Rabbit, client
 from tests.system.agent import Agent
 
 #: Rows of a healthy queue before its consumer is stopped (one a second), and how long it then stands.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.system.agent import Agent
 
 #: Seconds of it; a shorter time than an operator would wait, so that the suite ends.
@@ -71,12 +72,6 @@ while True:
     if reply:
         of.pipeline([("XACK", "orders", "billing", *(entry[0] for entry in reply[0][1]))])
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listening(port: int) -> None:

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from agent import contracts
-from agent.contracts import Due, Failing, Finishing, Owning, Stating
+from agent.contracts import Due, Failing, Finishing, Owning, Readable, Stating
 
 ROOT = Path(contracts.__file__).parents[1]
-OPTIONAL = {"finish": Finishing, "due_ns": Due, "state": Stating, "failures": Failing, "processes": Owning}
+OPTIONAL = {
+    "fds": Readable,
+    "finish": Finishing,
+    "due_ns": Due,
+    "state": Stating,
+    "failures": Failing,
+    "processes": Owning,
+}
 #: They are no sinks of the loop, which calls the store by itself.
 STORE = {"agent/store/hot.py:HotStore", "agent/store/writer.py:Writer"}
 

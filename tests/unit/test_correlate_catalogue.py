@@ -47,19 +47,16 @@ class Closes(Watch):
         return slots
 
     def describe(self, symptom, slot):
-        return Episode(symptom, ("all",), slot, "all connections", "host", 0, 0, "n", "", 0.0, 0.0, 0.0, 0)
+        return Episode(symptom, ("all",), slot, "all connections", "host", metric="n")
 
 
 def judge(watch, second):
-    opened = []
     for slot in second.slots.tolist():
         n = float(watch.series.recent("n", second.slots, second.at, 1)[0, 0])
         if n >= 12 and (SYMPTOM.name, slot) not in watch.active:
             episode = watch.describe(SYMPTOM.name, slot)
             episode.start_ns = second.at * 10**9
             watch.open(episode, second.at, n, 1)
-            opened.append(episode)
-    return opened
 
 
 SYMPTOM = Symptom("closing_time", 900, "connections are closed by dozens", "all connections", "", "tcp_close",
@@ -199,7 +196,7 @@ def test_a_cause_that_goes_on_raising_is_left_out_and_reported() -> None:
 
 
 def test_a_symptom_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(_watch: object, _second: object) -> list[Episode]:
+    def judge(_watch: object, _second: object) -> None:
         raise IndexError("of this symptom")
 
     monkeypatch.setitem(symptoms(), "decision_latency", replace(symptoms()["decision_latency"], judge=judge))

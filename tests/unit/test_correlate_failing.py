@@ -27,11 +27,12 @@ def reported(correlator: Correlator, host: Any) -> list[Any]:
 def test_a_symptom_that_fails_after_it_opened_an_episode_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = symptoms()["decision_latency"]
 
-    def judge(watch: Any, second: Any) -> list[Any]:
+    def judge(watch: Any, second: Any) -> None:
         assert declared.judge is not None
-        if declared.judge(watch, second):
+        before = set(watch.active)
+        declared.judge(watch, second)
+        if watch.active.keys() - before:
             raise ZeroDivisionError("behind it")
-        return []
 
     (sound,) = latest(reported(Correlator(), broker_slow()))
     monkeypatch.setitem(symptoms(), declared.name, replace(declared, judge=judge))

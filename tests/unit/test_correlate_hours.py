@@ -13,6 +13,7 @@ from agent.batch import Batch, make
 from agent.correlate.catalogue import symptoms
 from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.hours import HourWatch
 from agent.correlate.inbox import compact
 from agent.correlate.thresholds import CorrelatorConfig
@@ -67,7 +68,7 @@ def silences(
     """What the watch opens in so many seconds; works: whether there is something to do then, two requests a minute at
     random.
     """
-    watch, found = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]]), []
+    watch, found = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard()), []
     row = compact(table, (decision if table == "limiter_decision" else answer)(SINCE))
     asked = np.random.default_rng(seed).random(until // STEP) < STEP / 30
     others = {second: {of: compact(of, rows)} for second, of, rows in more}
@@ -127,7 +128,7 @@ def test_of_one_whose_process_ended_others_report() -> None:
 @pytest.mark.parametrize("followed", [False, True])
 def test_time_in_which_nobody_looked_is_no_silence(followed: bool) -> None:
     """followed: a finding is open meanwhile, and so each second is looked at once the host is awake."""
-    watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+    watch = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard())
     row = compact("limiter_decision", decision(SINCE))
     reported = []
     for n in range(0, 4 * DAY, STEP):
@@ -194,7 +195,7 @@ def test_any_number_of_strangers_takes_nobodys_place() -> None:
 )
 def test_who_was_busy_once_keeps_its_place_for_a_day(days: int, after_s: int, kept: bool) -> None:
     """Ports of containers come and go, with a minute's work each; on three days, an hour may be told of it."""
-    watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+    watch = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard())
     room = 2 * CorrelatorConfig().subjects
     busy = np.concatenate([answer(SINCE)] * room)
     busy["sport"], busy["requests"] = np.arange(room) + 10_000, 60
@@ -205,7 +206,7 @@ def test_who_was_busy_once_keeps_its_place_for_a_day(days: int, after_s: int, ke
 
 
 def test_memory_is_bounded() -> None:
-    watch = HourWatch(CorrelatorConfig(subjects=4), [symptoms()["quiet_hour"]])
+    watch = HourWatch(CorrelatorConfig(subjects=4)).judged_by([symptoms()["quiet_hour"]], Guard())
     for n in range(100):
         watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"%d" % n))})
     assert len(watch._who) <= 8
@@ -216,7 +217,7 @@ def one_after_the_other(ends: int, starts: int, until: int, works: Works = lambd
     reported: list[Episode] = []
     kept, row = b"", compact("limiter_decision", decision(SINCE))
     for begin, end in ((0, ends), (starts, until)):
-        watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+        watch = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard())
         watch.recall(kept)
         for n in range(begin, end, STEP):
             reported += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 and works(n) else BESIDE)

@@ -14,9 +14,7 @@ def episode(
     comm: str = "redis-server",
     **facts: float,
 ) -> Episode:
-    return Episode(
-        "service_latency", key, 0, subject, "", 0, 0, "", "", 0.0, 0.0, 0.0, 0, pid=pid, comm=comm, facts=dict(facts)
-    )
+    return Episode("service_latency", key, 0, subject, "", pid=pid, comm=comm, facts=dict(facts))
 
 
 STOPPED = episode("redis-server pid 900")

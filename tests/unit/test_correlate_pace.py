@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent.correlate.catalogue import symptoms
+from agent.correlate.guard import Guard
 from agent.correlate.inbox import compact
 from agent.correlate.pauses import PauseWatch
 from agent.correlate.thresholds import CorrelatorConfig
@@ -32,7 +33,7 @@ def arrivals(host: Host, t: np.ndarray, **columns: object) -> None:
 
 def silences(host: Host, until: int) -> list[tuple[float, float]]:
     """Whenever the watch took it for silent, reported or not."""
-    watch, found = PauseWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
+    watch, found = PauseWatch(CorrelatorConfig()).judged_by([symptoms()["silence"]], Guard()), []
     rows = np.concatenate([compact("limiter_decision", b.rows) for b in host.made])
     rows = rows[np.argsort(rows["t_ns"], kind="stable")]
     edges = np.searchsorted(rows["t_ns"], T0 + np.arange(until + 1) * S)

@@ -270,23 +270,7 @@ def test_an_end_of_one_whose_start_is_not_known_is_no_brief_one() -> None:
 
 def test_processes_that_ended_together_are_counted_though_one_was_late_too() -> None:
     def one(symptom: str, pid: int, subject: str = "") -> Episode:
-        return Episode(
-            symptom,
-            (pid, 1),
-            0,
-            subject or f"worker pid {pid}",
-            "",
-            0,
-            0,
-            "",
-            "",
-            0.0,
-            0.0,
-            0.0,
-            0,
-            pid=pid,
-            comm="worker",
-        )
+        return Episode(symptom, (pid, 1), 0, subject or f"worker pid {pid}", "", pid=pid, comm="worker")
 
     limiter, late = one("service_errors", 9, "limiter api (worker pid 9)"), one("blocked_time", 1)
     limiter.metric = "share"

@@ -18,7 +18,7 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.common.pace import interval_of, second_of
-from agent.contracts import Finishing, Pending
+from agent.contracts import Finishing, Pending, Readable
 from agent.correlate.correlator import Correlator
 from agent.service.loop import Loop, _next_beat
 from agent.store.hot import HotStore
@@ -29,7 +29,7 @@ from agent.tables import TABLES
 S = 10**9
 
 
-class Failing(Pending):
+class Failing(Readable, Pending):
     """A source that yields one row a drain and then fails as long as it is ``broken``; it can also fail in its end."""
 
     def __init__(self, name: str = "failing", ends: str = "") -> None:
@@ -256,7 +256,7 @@ def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(
         ]
 
 
-class Deaf:
+class Deaf(Readable):
     """A source whose descriptor is always readable, and never read."""
 
     name = "deaf"

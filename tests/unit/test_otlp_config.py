@@ -162,7 +162,6 @@ def test_a_nought_in_the_file_is_a_value() -> None:
         {"samples": True},
         {"samples": "x"},
         {"samples": 5000.5},
-        {"aliases": 1},
         {"hosts": 5},
         {"hosts": [1]},
         {"x": 1},

@@ -76,17 +76,6 @@ def test_the_page(endpoint: PrometheusEndpoint) -> None:
     assert not any("nanoseconds" in line for line in lines)
 
 
-def test_old_names_and_units_where_they_are_asked_for(store: MetricStore) -> None:
-    lines = render(store.collect(), {}, aliases=True).splitlines()
-    name = "tickscope_tls_handshake_duration_nanoseconds"
-    assert {
-        f'{name}_bucket{{process_command="curl",le="8388608.0"}} 3',
-        f'{name}_sum{{process_command="curl"}} 5001924',
-        "tickscope_clock_offset_nanoseconds 1700000000123456789",
-        "tickscope_clock_offset_seconds 1700000000.1234567",
-    } <= set(lines)
-
-
 @pytest.mark.parametrize(
     ("accept", "openmetrics"),
     [
@@ -148,11 +137,11 @@ def test_the_reference_parsers_read_the_page(openmetrics: bool) -> None:
     collected = full.collect()
     missing = {m.name for m in METRICS} - {m.name for m, _ in collected}
     assert missing == {"ntp.source.offset", "ntp.source.reach"}  # another kind of row
-    text = render(collected, {"0": 'x"y\\'}, openmetrics=openmetrics, aliases=True)
+    text = render(collected, {"0": 'x"y\\'}, openmetrics=openmetrics)
     parse = openmetrics_parser if openmetrics else text_parser
     families = {f.name: f for f in parse(text)}
     assert families["tickscope_tcp_rtt_seconds"].type == "histogram"
-    assert {"tickscope_tcp_rtt_microseconds", "tickscope_build_info", "tickscope_clock_drift_ratio"} <= set(families)
+    assert {"tickscope_build_info", "tickscope_clock_drift_ratio"} <= set(families)
 
 
 def test_promtool_finds_nothing_to_report(store: MetricStore) -> None:

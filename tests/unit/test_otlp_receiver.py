@@ -40,6 +40,7 @@ from agent.receiver.receiver_process import OtlpReceiver
 from agent.receiver.receiver_worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from agent.receiver.settings import ReceiverSettings
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, as_json, logs, spans
 
@@ -67,12 +68,6 @@ for _ in range(100):
 print("full", flush=True)
 sys.stdin.read()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def config(http: object) -> tuple[ReceiverSettings, LimiterSettings]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -13,6 +11,7 @@ from exporters.otlp_settings import read_otlp
 from exporters.sampling import randomness, threshold, tracestate
 from exporters.spans import SpanEncoder
 from exporters.waiting import Waiting
+from tests.unit.test_otlp_spans import attributes_of
 
 _S, _WALL = 10**9, 1_700_000_000 * 10**9
 _CODE = TABLES["limiter_decision"].code
@@ -47,15 +46,11 @@ def _spans(backlog: Waiting, *batches: Batch) -> list[Span]:
     return out
 
 
-def _attributes(span: Span) -> dict[str, Any]:
-    return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
-
-
 def test_of_plain_decisions_a_sample_goes_out_that_reports_it() -> None:
     backlog, n = _backlog(), 50_000
     spans = _spans(backlog, _decisions(n))
     assert 0.8 * 0.01 * n < len(spans) < 1.2 * 0.01 * n
-    assert {(s.trace_state, _attributes(s)["tickscope.sampling.probability"]) for s in spans} == {
+    assert {(s.trace_state, attributes_of(s)["tickscope.sampling.probability"]) for s in spans} == {
         (tracestate(0.01), 0.01)
     }
     assert backlog.unsampled == n - len(spans)
@@ -71,7 +66,7 @@ def test_refused_delayed_failed_and_slow_ones_all_go_out() -> None:
         _backlog(sample=0), _decisions(201, result=results), _decisions(7, duration_ns=10_000_000), _decisions(99)
     )
     assert len(spans) == 208
-    assert {(s.trace_state, _attributes(s)["tickscope.sampling.probability"]) for s in spans} == {("ot=th:0", 1.0)}
+    assert {(s.trace_state, attributes_of(s)["tickscope.sampling.probability"]) for s in spans} == {("ot=th:0", 1.0)}
 
 
 def test_what_something_touched_goes_out() -> None:
@@ -79,7 +74,7 @@ def test_what_something_touched_goes_out() -> None:
     spans = _spans(_backlog(sample=0), _decisions(99), call)
     assert sorted(s.name for s in spans) == ["decision allowed", "syscall poll"]
     assert spans[0].end_time_unix_nano == _WALL + _S + 5000
-    assert _attributes(spans[0])["tickscope.sampling.probability"] == 1.0
+    assert attributes_of(spans[0])["tickscope.sampling.probability"] == 1.0
 
 
 def test_after_a_jump_of_the_clock_all_go_out_whose_limiter_does_not_ignore_it() -> None:
@@ -88,7 +83,7 @@ def test_after_a_jump_of_the_clock_all_go_out_whose_limiter_does_not_ignore_it()
     for order in ([jump, _decisions(99), immune], [_decisions(99), immune, jump]):  # whichever drains first
         decisions = [s for s in _spans(_backlog(sample=0), *order) if s.name == "decision allowed"]
         assert len(decisions) == 49
-        assert {_attributes(s)["rate_limiting.limiter.id"] for s in decisions} == {"shop"}
+        assert {attributes_of(s)["rate_limiting.limiter.id"] for s in decisions} == {"shop"}
 
 
 def test_a_trace_has_all_of_its_plain_decisions_or_none() -> None:

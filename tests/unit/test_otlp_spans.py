@@ -30,7 +30,7 @@ def _encoder() -> SpanEncoder:
     return SpanEncoder("boot", lambda t: t + _WALL)
 
 
-def _attributes(span: Span) -> dict[str, object]:
+def attributes_of(span: Span) -> dict[str, object]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 
@@ -62,7 +62,7 @@ def test_unknown_columns_are_absent_and_known_ones_have_their_convention_names()
         comm=b"caf\xc3\xa9\xff",
     ).rows
     span = Span.FromString(_encoder().roots("tcp_connect", rows)[0])
-    assert _attributes(span) == {
+    assert attributes_of(span) == {
         "error.type": "ECONNREFUSED",
         "network.peer.address": "::1",
         "network.peer.port": 443,
@@ -115,7 +115,7 @@ def test_children_lie_inside_their_decision_whatever_the_clock_did(
             <= parent.end_time_unix_nano
         )
         drawn = child.end_time_unix_nano - child.start_time_unix_nano
-        assert _attributes(child).get("tickscope.duration_ns", drawn) == duration
+        assert attributes_of(child).get("tickscope.duration_ns", drawn) == duration
         if 1000 - length <= t_ns - duration and t_ns <= 1000:
             assert (drawn, 1000 - t_ns) == (duration, parent.end_time_unix_nano - child.end_time_unix_nano)
 
@@ -173,7 +173,7 @@ def test_a_finding_is_one_span_with_evidence_and_links() -> None:
     root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
     assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SENTENCE)
-    assert _attributes(root)["tickscope.sentence"] == _SENTENCE
+    assert attributes_of(root)["tickscope.sentence"] == _SENTENCE
     assert (root.start_time_unix_nano - _WALL, root.end_time_unix_nano - _WALL) == (70, 100)
     assert [(e.name, e.time_unix_nano - _WALL) for e in root.events] == [
         ("cause", 100),
@@ -199,7 +199,7 @@ def test_a_finding_waits_with_what_it_rests_on() -> None:
 def test_a_notice_is_no_error() -> None:
     span = Span.FromString(_encoder().findings(_finding("closed", 100, severity=0))[0])
     assert (span.status.code, span.status.message) == (Status.STATUS_CODE_UNSET, "")
-    assert _attributes(span)["tickscope.sentence"] == _SENTENCE
+    assert attributes_of(span)["tickscope.sentence"] == _SENTENCE
 
 
 def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
@@ -243,8 +243,8 @@ def test_a_finding_links_the_decisions_that_it_explains() -> None:
 def test_which_share_a_decision_stands_for_is_reported() -> None:
     rows = make("limiter_decision", 2, t_ns=[1, 2], trace_id=[b"0123456789abcdef0123456789abcdef", b""]).rows
     first, second = (Span.FromString(raw) for raw in _encoder().decisions(rows, [], {}, np.array([0.25, 1.0])))
-    assert (first.trace_state, _attributes(first)["tickscope.sampling.probability"]) == ("ot=th:c", 0.25)
-    assert (second.trace_state, _attributes(second)["tickscope.sampling.probability"]) == ("ot=th:0", 1.0)
+    assert (first.trace_state, attributes_of(first)["tickscope.sampling.probability"]) == ("ot=th:c", 0.25)
+    assert (second.trace_state, attributes_of(second)["tickscope.sampling.probability"]) == ("ot=th:0", 1.0)
     assert first.trace_id.hex() == "0123456789abcdef0123456789abcdef"
     assert int.from_bytes(second.trace_id[9:], "big") == int(randomness(rows)[1])
 
@@ -266,7 +266,7 @@ def test_concatenated_pieces_are_the_message(pairs: list[tuple[str, str | int | 
     request = ExportTraceServiceRequest.FromString(Envelope({"service.name": "t"}).request([body, body]))
     first, second = request.resource_spans[0].scope_spans[0].spans
     assert first == second
-    assert _attributes(first) == {f"{i}{k}": v for i, (k, v) in enumerate(pairs)}
+    assert attributes_of(first) == {f"{i}{k}": v for i, (k, v) in enumerate(pairs)}
     assert field(2, bytes(200))[:3] == b"\x12\xc8\x01"
 
 

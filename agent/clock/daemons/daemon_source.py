@@ -23,7 +23,7 @@ from agent.clock.daemons.check import Consistency
 from agent.clock.daemons.exchange import Exchange
 from agent.clock.daemons.report import DaemonReport, Failed, Talk, to_rows
 from agent.clock.daemons.settings import MOST_S, NtpSettings, split
-from agent.contracts import Failing, Pending, Stating
+from agent.contracts import Failing, Pending, Readable, Stating
 
 TIMEOUT_NS = 1_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -56,7 +56,7 @@ class TimeServer:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-class TimeDaemons(Stating, Failing, Pending):
+class TimeDaemons(Stating, Failing, Readable, Pending):
     """Implements ``agent.contracts.Source``: rows of ``clock_daemon``.
 
     to_boot: Unix ns to CLOCK_BOOTTIME ns, for times that daemons give by the wall clock. running: daemons that run

@@ -32,7 +32,7 @@ class Exchange:
     """
 
     def __init__(self, talk: Talk, family: int, where: tuple[str, int], timeout_ns: int) -> None:
-        self._talk, self._timeout_ns, self._where = talk, timeout_ns, where
+        self._talk, self._timeout_ns = talk, timeout_ns
         self.ignored: Counter[str] = Counter()
         self.done: list[DaemonReport] | Failed | None = None
         self.sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -15,11 +15,11 @@ from agent.clock.daemons.report import DaemonReport
 STAMP = "/run/systemd/timesync/synchronized"
 
 
-def read_state(stamp: str = STAMP) -> DaemonReport:
+def read_state() -> DaemonReport:
     """Its report now. Raises OSError if the clocks cannot be read."""
     reading, state = sample.read(), timex.read()
     try:
-        updated = os.stat(stamp).st_mtime_ns
+        updated = os.stat(STAMP).st_mtime_ns
     except FileNotFoundError:
         updated = 0
     synchronised = bool(updated) and not state.status & timex.STA_UNSYNC

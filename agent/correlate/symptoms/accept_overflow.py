@@ -14,13 +14,12 @@ from agent.correlate.words import Words, render, value, when
 _NEARLY = 0.75
 
 
-def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
+def judge(watch: AcceptWatch, second: Second) -> None:
     """Bad: the queue was full for three seconds, or was nearly full and dropped connections."""
     series, at, slots = watch.series, second.at, second.slots
     fill, count = series.recent("fill", slots, at, 3), series.recent("drops", slots, at, 3)
     more = count[:, -1] - np.fmin.reduce(count, axis=1)
     full = np.all(fill >= 1, axis=1) | ((np.fmax.reduce(fill, axis=1) >= _NEARLY) & (more > 0))
-    opened = []
     for i in np.flatnonzero(full):
         slot, dropped = int(slots[i]), float(more[i])
         queue = float(np.nanmax(series.recent("queue", slots[i : i + 1], at, 3)))
@@ -33,10 +32,8 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
             episode.base = float(series.baseline("queue", slots[i : i + 1], at, 3).median[0])
             episode.facts["drops_first"] = float(count[i, -1]) - dropped
             watch.open(episode, at, queue, 3)
-            opened.append(episode)
         episode.facts["limit"] = float(series.recent("limit", slots[i : i + 1], at, 1)[0, 0])
         episode.facts["drops"] = float(count[i, -1]) - episode.facts["drops_first"]
-    return opened
 
 
 def _since(fill: np.ndarray) -> int:

@@ -21,15 +21,15 @@ _AT_ONCE_NS = 1_000_000_000.0  # reported after one second
 _EACH_NS, _LONGER = 20_000_000.0, 3.0
 
 
-def judge(watch: BlockedWatch, second: Second) -> list[Episode]:
+def judge(watch: BlockedWatch, second: Second) -> None:
     slots, series, at = second.slots, watch.series, second.at
     now = series.recent("blocked_ns", slots, at, 1)[:, 0]
     if not (now > _LEAST_NS).any():
-        return []
+        return
     longer = _longer(watch, second)
-    opened = _at_once(watch, second, now, longer)
+    _at_once(watch, second, now, longer)
     rise = Rise(SYMPTOM.name, "blocked_ns", SYMPTOM.unit, _LEAST_NS, _RATIO, _LAST_S)
-    return opened + watch.rises(rise, second, longer.__getitem__)
+    watch.rises(rise, second, longer.__getitem__)
 
 
 def _longer(watch: BlockedWatch, second: Second) -> np.ndarray:
@@ -40,11 +40,10 @@ def _longer(watch: BlockedWatch, second: Second) -> np.ndarray:
         return np.asarray((each > _EACH_NS) & ~(each <= _LONGER * usual))
 
 
-def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.ndarray) -> list[Episode]:
+def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.ndarray) -> None:
     slots, series = second.slots, watch.series
     usual = series.baseline("blocked_ns", slots, second.at, 1)
     bar = np.fmax(bars(series.history("blocked_ns", slots, second.at, 1)).sure, _AT_ONCE_NS)
-    opened = []
     for i in np.flatnonzero(longer & (now > bar) & (usual.seen >= watch.config.warm_s)):
         slot, value = int(slots[i]), float(now[i])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -56,8 +55,6 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
         episode.start_ns = second.at * SECOND - int(lasted)  # a call is recorded at its end
         episode.base, episode.bar = float(usual.median[i]), float(bar[i])
         watch.open(episode, second.at, value, 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

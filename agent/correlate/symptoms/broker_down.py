@@ -9,17 +9,15 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, opening, render, when
 
 
-def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
+def judge(watch: BrokerWatch, second: Second) -> None:
     """Bad: the broker refused or failed a poll (from the start: three polls)."""
-    opened: list[Episode] = []
     if not any(poll.down for poll in watch.polls.values()):
-        return opened
+        return
     usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
     for i, slot in enumerate(second.slots.tolist()):
         poll = watch.polls[slot]
         if poll.down and not poll.unanswered and (usual.seen[i] or poll.before >= 2):
-            opened += watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
-    return opened
+            watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
 
 
 def clause(episode: Episode) -> Words:

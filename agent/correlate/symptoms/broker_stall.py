@@ -13,11 +13,10 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, opening, render, when
 
 
-def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
+def judge(watch: BrokerWatch, second: Second) -> None:
     """Bad: it took far longer than usual to answer a poll, or gave no answer (from the start: to three polls)."""
-    opened: list[Episode] = []
     if not any(p.unanswered or p.took_ns > watch.config.poll_stall_ns for p in watch.polls.values()):
-        return opened
+        return
     usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
     bar = np.maximum(watch.config.poll_stall_ns, np.maximum(watch.config.stall_ratio * usual.median, 2 * usual.top))
     for i, slot in enumerate(second.slots.tolist()):
@@ -25,8 +24,7 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
         if (poll.unanswered and (usual.seen[i] or poll.before >= 2)) or (
             not poll.down and poll.took_ns > bar[i] and usual.seen[i] >= 3
         ):
-            opened += watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
-    return opened
+            watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
 
 
 def clause(episode: Episode) -> Words:

@@ -9,9 +9,8 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, span, text, when
 
 
-def judge(watch: DaemonWatch, second: Second) -> list[Episode]:
+def judge(watch: DaemonWatch, second: Second) -> None:
     """Bad: further apart than both error bounds together. The rows include the bounds, so one row is enough."""
-    opened = []
     for slot in second.slots.tolist():
         key = watch.names[slot]
         row = watch.held[key]
@@ -24,9 +23,7 @@ def judge(watch: DaemonWatch, second: Second) -> list[Episode]:
             episode.start_ns, episode.words = int(row["t_ns"]), text(row["reason"])
             episode.facts = {"apart_ns": apart, "bound_ns": float(row["distance_ns"])}
             watch.open(episode, second.at, abs(apart), 1)
-            opened.append(episode)
             watch.reported.add(key)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -15,27 +15,26 @@ _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.3  # so many, and this share of all connects, within that time or less
 
 
-def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
+def judge(watch: ConnectWatch, second: Second) -> None:
     """Bad: three or more, and a third, of the connects of the last one, two or three seconds failed or were reset,
     while in nine of ten seconds none is.
     """
     series, at, slots = watch.series, second.at, second.slots
     slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "broken"))) > 0]
     if not len(slots):
-        return []
+        return
 
     def lately(metric: str) -> np.ndarray:
         return np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
 
     failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
     if not _many(failed + broken, failed, ok)[1].any():
-        return []  # cheap test first: a baseline takes far longer
+        return  # cheap test first: a baseline takes far longer
     usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("failed", "broken"))
     broken *= (before.seen >= watch.config.warm_s)[:, None]
     bad = failed + broken
     share, many = _many(bad, failed, ok)
     usually = usual.high + np.nan_to_num(before.high)
-    opened = []
     for i in np.flatnonzero(many & (usually == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -46,10 +45,8 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
             episode = watch.describe(SYMPTOM.name, slot)
             episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
             watch.open(episode, at, float(share[i]), at - first + 1)
-            opened.append(episode)
         for fact, counts in (("failed", failed), ("broken", broken)):
             episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(counts[i, -1]))
-    return opened
 
 
 def _many(bad: np.ndarray, failed: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,21 +19,20 @@ _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.2  # so many, and this share of all connects, within that time or less
 
 
-def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
+def judge(watch: ConnectWatch, second: Second) -> None:
     """Bad: three or more, and a fifth, of the successful connects of the last three seconds took so long, while in nine
     of ten seconds none does.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
     if not len(slots):
-        return []
+        return
     slow, ok, longest = (
         np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S)) for metric in ("slow", "ok", "longest_ns")
     )
     many = (slow.sum(axis=1) >= _LEAST) & (slow.sum(axis=1) >= _SHARE * ok.sum(axis=1))
     usual = series.baseline("slow", slots, at, _WITHIN_S)
     before = series.baseline("longest_ns", slots, at, _WITHIN_S)
-    opened = []
     for i in np.flatnonzero(many & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
         slot, worst = int(slots[i]), float(longest[i].max())
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -47,8 +46,6 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
         episode.start_ns = int((first + 1) * SECOND - worst)
         episode.facts["slow"] = float(slow[i].sum())
         watch.open(episode, at, worst, at - first + 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

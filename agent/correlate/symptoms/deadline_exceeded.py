@@ -20,8 +20,7 @@ _LEAST, _MOST_OF = 3, 0.6
 _ALIKE, _TICKS_NS = 0.03, 10_000_000
 
 
-def judge(watch: AbandonedWatch, second: Second) -> list[Episode]:
-    opened = []
+def judge(watch: AbandonedWatch, second: Second) -> None:
     for slot in second.slots.tolist():
         given = watch.lately(slot, second.at)
         alike = _alike(given)
@@ -45,8 +44,6 @@ def judge(watch: AbandonedWatch, second: Second) -> list[Episode]:
         episode.metric, episode.unit, episode.start_ns, episode.end_ns = "age_ns", SYMPTOM.unit, begun, over
         episode.facts["n"], episode.recurs_by = float(len(alike)), "age_ns"
         watch.open(episode, second.at, age, LAST_S)
-        opened.append(episode)
-    return opened
 
 
 def _alike(given: np.ndarray) -> np.ndarray:

@@ -14,27 +14,24 @@ from agent.correlate.watch import Rise, Second
 from agent.correlate.words import Words, measured, render, when
 
 
-def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
+def judge(watch: LimiterWatch, second: Second) -> None:
     """Decisions far outside their limiter's baseline: one for long, or several soon after each other; lasting rises of
     the median, and of the 90th percentile.
     """
-    opened = _hung(watch, second)
+    _hung(watch, second)
     for metric, least, ratio in (
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
-        opened += watch.rises(
-            Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second)
-        )
-    return opened
+        watch.rises(Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second))
 
 
-def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
+def _hung(watch: LimiterWatch, second: Second) -> None:
     config, series = watch.config, watch.series
     worst = series.last("max_ns", second.slots, second.at)
     some = worst > config.held_least_ns
     if not some.any():
-        return []
+        return
     slots, worst = second.slots[some], worst[some]
     usual, medians = (series.baseline(metric, slots, second.at, config.held_s) for metric in ("max_ns", "med_ns"))
     bar = bars(series.history("max_ns", slots, second.at, config.held_s))
@@ -44,7 +41,6 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
     suspects = np.flatnonzero((worst > slow) & (usual.seen >= 3))
     found = {i: lately for i in map(int, suspects) if (lately := _slow(watch, second, int(slots[i]), float(slow[i])))}
     series.put(second.at, slots[list(found)], held_ns=np.array([lately[-1].held_ns for lately in found.values()]))
-    opened = []
     for i, lately in found.items():
         slot, known = int(slots[i]), bool(usual.seen[i] >= config.warm_s)
         several = known and sum(s.count for s in lately) >= config.held_least
@@ -63,8 +59,6 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
         episode.start_ns, episode.end_ns = min(s.start_ns for s in since), lately[-1].end_ns
         episode.base, episode.bar = float(medians.median[i]), level
         watch.open(episode, second.at, max(s.worst_ns for s in since), second.at - since[0].second + 1)
-        opened.append(episode)
-    return opened
 
 
 def _slow(watch: LimiterWatch, second: Second, slot: int, bar: float) -> list[Hung]:

@@ -18,9 +18,8 @@ _BY = {
 }
 
 
-def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
+def judge(watch: BrokerWatch, second: Second) -> None:
     """Bad: its data are older than at an earlier poll. It says so for a minute."""
-    opened = []
     for slot, poll in watch.polls.items():
         if not poll.lost:
             continue
@@ -32,13 +31,10 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
         episode.metric, episode.words = "lost", poll.lost
         episode.start_ns, episode.end_ns = poll.start_ns, poll.end_ns
         watch.open(episode, second.at, 1.0, 1)
-        opened.append(episode)
-    return opened
 
 
-def removed(watch: QueueWatch, second: Second) -> list[Episode]:
+def removed(watch: QueueWatch, second: Second) -> None:
     """Bad: more of its messages were removed before its consumers read them."""
-    opened = []
     for slot, removal in watch.removals.items():
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:
@@ -48,8 +44,6 @@ def removed(watch: QueueWatch, second: Second) -> list[Episode]:
         episode.metric = "removed"
         episode.start_ns, episode.end_ns = removal.from_ns, removal.to_ns
         watch.open(episode, second.at, float(removal.messages), 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -20,11 +20,11 @@ _LEAST, _SHARE = 3, 0.3  # so many, and this share of all handshakes, within tha
 _STEADY = 1  # usual successful handshakes a second
 
 
-def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
+def judge(watch: HandshakeWatch, second: Second) -> None:
     series, at, slots = watch.series, second.at, second.slots
     slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "served"))) > 0]
     if not len(slots):
-        return []
+        return
     ok, failed, served = (
         np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
         for metric in ("ok", "failed", "served")
@@ -34,7 +34,6 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
     bad = np.maximum(failed, np.where(steady[:, None], served, 0))
     share = np.where(bad >= _LEAST, bad / np.maximum(ok + bad, 1), 0.0).max(axis=1)
     hardly = (usual["failed"].high == 0) & ((usual["served"].high == 0) | (failed[:, -1] > 0))
-    opened = []
     for i in np.flatnonzero((bad[:, 0] > 0) & (share >= _SHARE) & hardly & (usual["ok"].seen >= watch.config.warm_s)):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -45,8 +44,6 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
         watch.open(episode, at, float(share[i]), at - first + 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -15,19 +15,18 @@ _WITHIN_S = 5
 _LEAST, _SHARE, _RATIO, _SLOW_NS = 3, 0.5, 5.0, 100_000_000
 
 
-def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
+def judge(watch: HandshakeWatch, second: Second) -> None:
     """Bad: three or more handshakes of the last five seconds, in half or more of the seconds with any. In each of these
     seconds the median took 100 ms or longer, and five times as long as in nine of ten seconds.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("med_ns", second.slots, at) > _SLOW_NS]
     if not len(slots):
-        return []
+        return
     took, longest, ok = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("med_ns", "longest_ns", "ok"))
     usual = series.baseline("med_ns", slots, at, _WITHIN_S)
     slow = took > np.maximum(_SLOW_NS, _RATIO * usual.high)[:, None]
     many = (np.where(slow, ok, 0).sum(axis=1) >= _LEAST) & (slow.sum(axis=1) >= _SHARE * (~np.isnan(took)).sum(axis=1))
-    opened = []
     for i in np.flatnonzero(many & slow[:, -1] & (usual.seen >= watch.config.warm_s)):
         slot, worst = int(slots[i]), float(longest[i][slow[i]].max())
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -41,8 +40,6 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
         episode.start_ns = int((first + 1) * SECOND - worst)
         episode.facts["slow"] = float(ok[i][slow[i]].sum())
         watch.open(episode, at, worst, at - first + 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -13,18 +13,15 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, opening, render, value, when
 
 
-def judge(watch: KeyWatch, second: Second) -> list[Episode]:
+def judge(watch: KeyWatch, second: Second) -> None:
     """Lasts as long as the key is asked for and is stuck (agent/correlate/limiter_keys.py)."""
-    opened = []
     for _, one, slot in watch.episodes(second.at):
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is None:
             episode = watch.describe(SYMPTOM.name, slot)
             watch.open(episode, second.at, 0.0, 1)
-            opened.append(episode)
         _measure(episode, one)
         watch.extend(episode, second.at, episode.value, one.counted_ns)
-    return opened
 
 
 def _measure(episode: Episode, one: KeyHistory) -> None:

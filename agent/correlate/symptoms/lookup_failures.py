@@ -15,18 +15,17 @@ _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.5  # so many, and this share of all lookups, within that time or less
 
 
-def judge(watch: LookupWatch, second: Second) -> list[Episode]:
+def judge(watch: LookupWatch, second: Second) -> None:
     series, at, slots = watch.series, second.at, second.slots
     slots = slots[series.last("lost", slots, at) > 0]
     if not len(slots):
-        return []
+        return
     ok, lost = (
         np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
         for metric in ("ok", "lost")
     )
     share = np.where(lost >= _LEAST, lost / np.maximum(ok + lost, 1), 0.0).max(axis=1)
     usual = series.baseline("lost", slots, at, _WITHIN_S)
-    opened = []
     for i in np.flatnonzero((share >= _SHARE) & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -37,8 +36,6 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.start_ns = "lost", SYMPTOM.unit, first * SECOND
         watch.open(episode, at, float(share[i]), at - first + 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -15,20 +15,19 @@ _WITHIN_S = 10
 _LEAST, _SHARE = 2, 0.3  # so many, and this share of all successful lookups, within that time or less
 
 
-def judge(watch: LookupWatch, second: Second) -> list[Episode]:
+def judge(watch: LookupWatch, second: Second) -> None:
     """Bad: two or more, and a third, of the recent successful lookups took so long, while in nine of ten seconds none
     does. A single one may be a lost packet.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
     if not len(slots):
-        return []
+        return
     lately = {m: np.nan_to_num(series.recent(m, slots, at, _WITHIN_S)) for m in ("slow", "ok", "longest_ns")}
     slow, ok = (np.cumsum(lately[metric][:, ::-1], axis=1) for metric in ("slow", "ok"))
     many = ((slow >= _LEAST) & (slow >= _SHARE * ok)).any(axis=1)
     usual = series.baseline("slow", slots, at, _WITHIN_S)
     before = series.baseline("longest_ns", slots, at, _WITHIN_S)
-    opened = []
     for i in np.flatnonzero(
         many & (usual.high == 0) & (usual.seen >= watch.config.warm_s) & np.isfinite(before.median)
     ):
@@ -43,8 +42,6 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
         episode.recurs_by = "longest_ns"
         episode.start_ns = int((first + 1) * SECOND - worst)
         watch.open(episode, at, worst, at - first + 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -16,7 +16,7 @@ _WITHIN_S, _TIMES = 5, 2
 _SLOWER_US = 20_000.0  # slow acknowledgements cause retransmissions without losses
 
 
-def judge(watch: PeerWatch, second: Second) -> list[Episode]:
+def judge(watch: PeerWatch, second: Second) -> None:
     """Bad: round trips were no slower than usual, but in two of the last five seconds segments were retransmitted, and
     a process waited for the peer as long as that takes, and five times as long as any process did in nine of ten usual
     seconds, or as it did itself. In usual seconds nothing is retransmitted, and no process waits that much longer than
@@ -26,7 +26,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
     slots = slots[tried & (series.last("wait_ns", slots, at) > RESENT_NS)]
     if not len(slots):
-        return []
+        return
     metrics = "again", "wait_ns", "late_ns"
     again, waits, late = (series.recent(metric, slots, at, _WITHIN_S) for metric in metrics)
     before, usual, seldom = (series.baseline(metric, slots, at, _WITHIN_S) for metric in metrics)
@@ -38,7 +38,6 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
     slower = quantile(floor, 0.5) > RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
-    opened = []
     for i in np.flatnonzero(lasting & bad[:, -1]):
         slot, worst = int(slots[i]), float(np.nanmax(np.where(bad[i], waits[i], 0)))
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -50,10 +49,8 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
             episode.metric, episode.unit, episode.base = "wait_ns", SYMPTOM.unit, float(usual.median[i])
             episode.start_ns = first * SECOND
             watch.open(episode, at, worst, at - first + 1)
-            opened.append(episode)
         episode.count += int(again[i, -1])
         episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(dark[i].sum()))
-    return opened
 
 
 def clause(episode: Episode) -> Words:

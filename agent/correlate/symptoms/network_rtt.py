@@ -21,7 +21,7 @@ _HELD_US = (
 )  # upper limits of the delayed acknowledgement of a peer elsewhere, and on this host (Linux)
 
 
-def judge(watch: PeerWatch, second: Second) -> list[Episode]:
+def judge(watch: PeerWatch, second: Second) -> None:
     """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual, and a
     process waited that long.
     """
@@ -29,7 +29,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     with np.errstate(invalid="ignore"):
         slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("floor_us", "connect_us"))) > _LEAST_US]
     if not len(slots):
-        return []
+        return
     waits = series.recent("wait_ns", slots, at, _LAST_S) / 1e3
     held = np.where(series.last("here", slots, at) > 0, _HELD_US[1], _HELD_US[0])
     found: dict[int, tuple[float, float]] = {}
@@ -40,7 +40,6 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
             bad = (now > _bar(usual, least)[:, None]) & (waits >= 0.5 * now)
         for i in np.flatnonzero(bad.all(axis=1) & (usual.seen >= watch.config.warm_s)).tolist():
             found.setdefault(i, (float(now[i].max()), float(usual.median[i])))
-    opened = []
     for i, (worst, base) in sorted(found.items()):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -51,8 +50,6 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
         episode.metric, episode.unit, episode.base = "rtt", SYMPTOM.unit, base * 1e3
         episode.start_ns = (at - _LAST_S + 1) * SECOND
         watch.open(episode, at, worst * 1e3, _LAST_S)
-        opened.append(episode)
-    return opened
 
 
 def _bar(usual: Baseline, least: np.ndarray) -> np.ndarray:

@@ -10,9 +10,8 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, render, value
 
 
-def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
+def judge(watch: ProcessWatch, second: Second) -> None:
     """Bad: it was killed, crashed or failed, after it had run for some time, or like the process before it."""
-    opened = []
     for slot in second.slots.tolist():
         termination = watch.now[slot]
         lived_ns = termination.from_ns - termination.tick * 10_000_000
@@ -21,8 +20,6 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
         episode = watch.describe(SYMPTOM.name, slot)
         episode.end_ns = min(termination.from_ns + 1, (second.at + 1) * SECOND)
         watch.open(episode, second.at, float(termination.lives), 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -10,9 +10,8 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
 
-def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
+def judge(watch: ProcessWatch, second: Second) -> None:
     """Bad: it was stopped, or frozen, long enough for its clients to wait."""
-    opened = []
     until_ns = (second.at + 1) * SECOND
     for slot in second.slots.tolist():
         termination = watch.now[slot]
@@ -27,8 +26,6 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
             episode = watch.describe(SYMPTOM.name, slot)
             episode.unit, episode.end_ns, episode.bar = SYMPTOM.unit, end_ns, float(least_ns)
             watch.open(episode, second.at, float(took), 1)
-            opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

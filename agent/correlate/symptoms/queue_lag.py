@@ -30,21 +30,23 @@ _ALIKE_NS = 10 * SECOND  # if the waits of two messages began within this time, 
 _FLOOD = 3.0  # times the maximum that arrived in any remembered second
 
 
-def judge(watch: QueueWatch, second: Second) -> list[Episode]:
+def judge(watch: QueueWatch, second: Second) -> None:
     """Messages that wait far longer than usual, at once; lasting rises of the ages of its oldest messages, of the lag
     if no age is known, no progress at all, and a queue that is deleted while clients ask for it.
     """
-    return [*_late(watch, second), *_idle(watch, second), *_gone(watch, second), *_lasting(watch, second)]
+    _late(watch, second)
+    _idle(watch, second)
+    _gone(watch, second)
+    _lasting(watch, second)
 
 
-def _late(watch: QueueWatch, second: Second) -> list[Episode]:
+def _late(watch: QueueWatch, second: Second) -> None:
     config = watch.config
     least = {"age_s": min(config.flooded_s, config.later_s), "pending_s": config.later_s}
     old = [_grows(watch, metric, least[metric], second.at) for metric, _ in _AGES]  # no threshold is below that
     slots = watch.fresh[np.logical_or(*old)]
     if not len(slots):
-        return []
-    opened = []
+        return
     arrived = watch.series.history("in", slots, second.at, 5)
     flooded = watch.series.recent("in", slots, second.at, 1)[:, 0] > _FLOOD * quantile(arrived, 1.0)
     for metric, count in _AGES:
@@ -55,10 +57,7 @@ def _late(watch: QueueWatch, second: Second) -> list[Episode]:
             (np.fmin(before, now) > np.maximum(lasting, bar)) & (now > before)
         )
         for i in np.flatnonzero(late):
-            opened += _open(
-                watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i]))
-            )
-    return opened
+            _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i])))
 
 
 def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
@@ -66,31 +65,28 @@ def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
     return np.asarray((now > watch.config.late_s) | ((np.fmin(before, now) > least) & (now > before)))
 
 
-def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
+def _idle(watch: QueueWatch, second: Second) -> None:
     """One consumer no longer asks for messages, while others get message after message, and no other consumer replaced
     it.
     """
     at, series = second.at, watch.series
     slots = watch.fresh[series.last("idle_s", watch.fresh, at) > watch.config.idle_s]
     if not len(slots):
-        return []
+        return
     idle, out, count = (series.last(metric, slots, at) for metric in ("idle_s", "out", "consumers"))
     usual, members = (series.baseline(metric, slots, at, 5) for metric in ("idle_s", "consumers"))
     taken = series.baseline("out", slots, at, 5).median
     turns = idle * np.minimum(out, taken) / count
     bad = (idle > np.maximum(watch.config.idle_s, _IDLE * usual.high)) & (turns >= _TURNS)
     bad &= (count > 1) & (count <= members.median) & (out > 0.5 * taken) & (usual.seen >= watch.config.warm_s)
-    opened = []
     for i in np.flatnonzero(bad):
         bar = float(max(watch.config.idle_s, _IDLE * usual.high[i]))
-        opened += _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), bar)
-    return opened
+        _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), bar)
 
 
-def _gone(watch: QueueWatch, second: Second) -> list[Episode]:
+def _gone(watch: QueueWatch, second: Second) -> None:
     """A deleted queue has no lag, but its messages are not done: what was wrong with it goes on."""
     slots = watch.fresh[watch.series.last("gone", watch.fresh, second.at) > 0]
-    opened = []
     for slot in slots.tolist():
         asked_for = bool(watch.series.last("gone", np.array([slot]), second.at)[0] > 1)
         here, one = (watch.place(SYMPTOM.name, slot, metric) for metric in ("gone", "pending_s"))
@@ -104,14 +100,12 @@ def _gone(watch: QueueWatch, second: Second) -> list[Episode]:
             episode.start_ns = second.at * SECOND
             episode.metric = "gone"
             watch.open(episode, second.at, 1.0, 1)
-            opened.append(episode)
         if asked_for and episode is not None:
             episode.metric, episode.unit, episode.recurs_by = "gone", "", ""
             episode.value, episode.base, episode.bar = 1.0, 0.0, 0.0
-    return opened
 
 
-def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> list[Episode]:
+def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> None:
     """Opens an episode that starts when the message began to wait, or extends an active one."""
     at = np.array([slot])
     polled = second + float(watch.series.recent("at_s", at, second, 1)[0, 0])
@@ -131,7 +125,7 @@ def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, 
         watch.extend(other, second, age_s)
         other.metric, other.value, other.bar = metric, age_s, bar
     if episode is not None or (other is not None and (metric in DELIVERED or other.metric == metric)):
-        return []
+        return
     episode = watch.describe(SYMPTOM.name, slot)
     episode.metric, episode.unit, episode.bar, episode.recurs_by = metric, SYMPTOM.unit, bar, metric
     episode.words = (watch.idle if metric == "idle_s" else watch.holders).get(slot, "")
@@ -139,14 +133,12 @@ def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, 
     episode.base = 0.0 if np.isnan(usual) else usual
     episode.start_ns = start_ns
     watch.open(episode, second, age_s, 1)
-    return [episode]
 
 
-def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
+def _lasting(watch: QueueWatch, second: Second) -> None:
     config = watch.config
     ages = watch.series.recent("age_s", second.slots, second.at, config.persist_s)
     unaged = np.isnan(ages).all(axis=1)
-    opened: list[Episode] = []
     for metric, unit, least, ratio in (
         ("age_s", "s", config.age_rise_s, 2.0),
         ("pending_s", "s", config.pending_rise_s, 2.0),
@@ -157,8 +149,7 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
         if watch.active:
             other, _ = watch.place(SYMPTOM.name, 0, "age_s" if metric in DELIVERED else "pending_s")
             allowed &= ~np.isin(second.slots, [slot for name, slot in watch.active if name == other])
-        opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed.__getitem__)
-    return opened
+        watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed.__getitem__)
 
 
 def clause(episode: Episode) -> Words:

@@ -10,7 +10,7 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, opening, render, value, when
 
 
-def judge(watch: HourWatch, second: Second) -> list[Episode]:
+def judge(watch: HourWatch, second: Second) -> None:
     now = second.at + 1
     for episode in watch.active.values():
         if (last := int(watch.last[episode.slot])) * SECOND > episode.start_ns:
@@ -18,7 +18,6 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
                 episode.end_ns = last * SECOND
         elif second.at - watch.reported[episode.slot] < watch.config.adopt_s:
             watch.extend(episode, second.at, float(now * SECOND - episode.start_ns))
-    opened = []
     for slot, begun, pause, n in watch.overdue(second.slots, second.at):
         if (SYMPTOM.name, slot) in watch.active:
             continue
@@ -27,8 +26,6 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
         episode.facts["n_base"] = n
         watch.reported[slot] = second.at
         watch.open(episode, second.at, float((now - begun) * SECOND), 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -18,14 +18,13 @@ _RATIO = 3  # times as many in the same time as in the rest of two minutes
 _BEFORE_S = 120
 
 
-def judge(watch: QueueWatch, second: Second) -> list[Episode]:
+def judge(watch: QueueWatch, second: Second) -> None:
     """More rebalances within half a minute than a consumer that comes or goes explains, and than usual."""
     slots = watch.fresh
     if not len(slots):
-        return []
+        return
     counts = watch.series.recent("rebalances", slots, second.at, _BEFORE_S)
     unstable = watch.series.recent("unstable", slots, second.at, _WITHIN_S)
-    opened = []
     times, took = _more(counts[:, -_WITHIN_S:]), np.nansum(unstable, axis=1)
     goes_on = (_more(counts[:, -_LASTS_S:]) > 0) | (np.nansum(unstable[:, -_LASTS_S:], axis=1) > 0)
     many = ((times >= _STORM) | (took >= _UNSTABLE_S)) & (
@@ -41,11 +40,9 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
             first = int(np.argmax(counts[i, -_WITHIN_S:] > np.nanmin(counts[i, -_WITHIN_S:])))
             episode.metric, episode.start_ns = "rebalances", (second.at - _WITHIN_S + 1 + first) * SECOND
             watch.open(episode, second.at, float(times[i]), 1)
-            opened.append(episode)
         else:
             continue
         episode.facts["unstable_s"] = max(episode.facts.get("unstable_s", 0.0), float(took[i]))
-    return opened
 
 
 def _more(counts: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
 
-def judge(watch: StreamWatch, second: Second) -> list[Episode]:
+def judge(watch: StreamWatch, second: Second) -> None:
     """Bad: the writer waited far longer than ever, while the reader, which usually waits for it, did not."""
-    return watch.newly_opened(SYMPTOM.name, second.at)
+    watch.judge(SYMPTOM.name, second.at)
 
 
 def clause(episode: Episode) -> Words:

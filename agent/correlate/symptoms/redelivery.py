@@ -10,9 +10,8 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, opening, render, value, when
 
 
-def judge(watch: QueueWatch, second: Second) -> list[Episode]:
+def judge(watch: QueueWatch, second: Second) -> None:
     """Redelivered messages at poll after poll. One consumer that ended, with what it held, is no repetition."""
-    opened = []
     for slot, seen in watch.redelivered.items():
         if not seen.repeated or seen.last_ns < second.at * SECOND:
             continue
@@ -23,8 +22,6 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.start_ns = "redelivered", seen.first_ns
         watch.open(episode, second.at, float(seen.times), 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

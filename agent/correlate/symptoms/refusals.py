@@ -13,7 +13,7 @@ from agent.correlate.watch import Rise, Second
 from agent.correlate.words import Words, opening, render, value, when
 
 
-def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
+def judge(watch: LimiterWatch, second: Second) -> None:
     """A lasting rise of the share, with a minimum number; sooner if the reason is visible: far more is requested, or
     the limit is lower.
     """
@@ -23,8 +23,7 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
         for metric in ("refused", "errors")
     )
     if not np.any(lately >= config.refusals_min) and not watch.active:
-        return []
-    opened = []
+        return
     for n, known in (
         (config.persist_s, np.ones(len(second.slots), np.bool_)),
         (config.explained_s, _explained(watch, second)),
@@ -36,8 +35,7 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
         many = (refused + failed >= config.refusals_min) & (refused >= failed)  # else it is service_errors
         may = many & known
         rise = Rise(SYMPTOM.name, "share", SYMPTOM.unit, config.refusal_rise, 1.0, n)
-        opened += watch.rises(rise, second, partial(_allowed, watch, second, may))
-    return opened
+        watch.rises(rise, second, partial(_allowed, watch, second, may))
 
 
 def _allowed(watch: LimiterWatch, second: Second, may: np.ndarray, some: np.ndarray) -> np.ndarray:

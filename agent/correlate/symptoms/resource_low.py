@@ -25,20 +25,18 @@ _LAST = 2
 _WARM = 5
 
 
-def judge(watch: ResourceWatch, second: Second) -> list[Episode]:
+def judge(watch: ResourceWatch, second: Second) -> None:
     """Bad: it had some left before, and has none now; or it got far less CPU time than usual."""
-    opened = _used_up(watch, second)
+    _used_up(watch, second)
     processors = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] == "cpu"], np.int64)
     if len(processors):
-        opened += _withheld(watch, second.at, processors)
-    return opened
+        _withheld(watch, second.at, processors)
 
 
-def _used_up(watch: ResourceWatch, second: Second) -> list[Episode]:
-    opened = []
+def _used_up(watch: ResourceWatch, second: Second) -> None:
     limited = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] != "cpu"], np.int64)
     if not len(limited):
-        return []
+        return
     none = watch.series.recent("none", limited, second.at, 1)[:, 0]
     for slot, gone in zip(limited.tolist(), none == 1, strict=True):
         what = watch.names[slot][0][2]
@@ -54,15 +52,12 @@ def _used_up(watch: ResourceWatch, second: Second) -> list[Episode]:
                 episode.start_ns, episode.bar = second.at * SECOND, limit
                 episode.facts["limit"] = limit
                 watch.open(episode, second.at, used, 1)
-                opened.append(episode)
         elif not gone:
             watch.has_room.add(slot)
-    return opened
 
 
-def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]:
+def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> None:
     series = watch.series
-    opened = []
     names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
     recent = {m: series.recent(m, slots, at, _LAST) for m in names}
     its = {slot for symptom, slot in watch.active if symptom == SYMPTOM.name}
@@ -71,7 +66,7 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]
     # no threshold is below that
     considered = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)
     if not considered.any():
-        return []
+        return
     slots, active = slots[considered], active[considered]
     recent, sums = ({m: of[considered] for m, of in part.items()} for part in (recent, sums))
     usual = {m: series.baseline(m, slots, at, _LAST) for m in names}
@@ -103,8 +98,6 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]
             episode.base = float(np.nan_to_num(usual[metric].median[i]))
             episode.bar = _THROTTLED_NS if quota[i] else _DELAY_NS / 2
             watch.open(episode, at, worst, _LAST)
-            opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -15,12 +15,11 @@ from agent.correlate.words import Words, measured, opening, render, when
 _SHARE, _POLLS = 0.8, 3
 
 
-def judge(watch: QueueWatch, second: Second) -> list[Episode]:
+def judge(watch: QueueWatch, second: Second) -> None:
     """The first unread message has used most of its retention."""
     slots = watch.fresh
     ages, left = (watch.series.recent(metric, slots, second.at, _POLLS) for metric in ("age_s", "left_s"))
     near = np.asarray((ages > 0) & (ages >= _SHARE * (ages + left))).all(axis=1)
-    opened = []
     for i in np.flatnonzero(near):
         slot, age_s = int(slots[i]), float(ages[i, -1])
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -28,11 +27,9 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
             episode = watch.describe(SYMPTOM.name, slot)
             episode.metric, episode.unit, episode.start_ns = "age_s", "s", (second.at - _POLLS + 1) * SECOND
             watch.open(episode, second.at, age_s, _POLLS)
-            opened.append(episode)
         else:
             watch.extend(episode, second.at, age_s)
         episode.facts["left_s"] = float(left[i, -1])
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -19,15 +19,14 @@ from agent.correlate.words import Words, peer, render, value, when
 _LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 3.0, 10, 0.5, 2
 
 
-def judge(watch: RetryWatch, second: Second) -> list[Episode]:
+def judge(watch: RetryWatch, second: Second) -> None:
     if not (watch.series.last("quick", second.slots, second.at) >= _PARTS).any():
-        return []
+        return
     tries, failed, quick = (
         np.nan_to_num(watch.series.recent(metric, second.slots, second.at, _SECONDS))
         for metric in ("tries", "failed", "quick")
     )
     storming = (tries >= _LEAST) & (failed >= _FAILED * tries) & (quick >= _PARTS)
-    opened = []
     for i in np.flatnonzero(storming[:, -1]):
         slot, n = int(second.slots[i]), float(tries[i].max())
         episode = watch.active.get((SYMPTOM.name, slot))
@@ -47,8 +46,6 @@ def judge(watch: RetryWatch, second: Second) -> list[Episode]:
         episode.start_ns = (second.at - _SECONDS + 1) * SECOND
         episode.facts["n"], episode.facts["failed"] = float(tries[i].sum()), float(failed[i].sum())
         watch.open(episode, second.at, n, _SECONDS)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -35,40 +35,36 @@ _REPLIES, _TIMES = 2, 3.0
 _BEFORE = "before"
 
 
-def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
-    reported = []
+def judge(watch: ServiceWatch, second: Second) -> None:
     if watch.first_ns:
-        reported = [*_decisions(watch, second), *_brokers(watch, second), *_alarmed(watch, second)]
-    return reported + _answers(watch, second)
+        _decisions(watch, second)
+        _brokers(watch, second)
+        _alarmed(watch, second)
+    _answers(watch, second)
 
 
-def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
+def _decisions(watch: ServiceWatch, second: Second) -> None:
     lately = watch.series.recent("errors", second.slots, second.at, max(_WINDOWS))
     slots, skip = second.slots[np.nansum(lately, axis=1) >= _LEAST], max(_WINDOWS)
     if not len(slots):
-        return []
+        return
     before, failed = (
         np.nansum(watch.series.history(metric, slots, second.at, skip), axis=1) for metric in ("n", "errors")
     )
     warm = watch.series.seen("n", slots, second.at, skip) >= watch.config.warm_s
     usual = (failed + 1) / (before + 1)
-    opened = []
     for s in _WINDOWS:
         n, errors = (np.nansum(watch.series.recent(metric, slots, second.at, s), axis=1) for metric in ("n", "errors"))
         share = errors / np.maximum(n, 1)
         bad = warm & (errors >= _LEAST) & (share >= usual + _SHARE) & (_chance(share, usual, n) < _CHANCE)
         bad &= ~np.isnan(watch.series.last("errors", slots, second.at)) & np.isin(slots, list(watch.first_ns))
         for i in np.flatnonzero(bad):
-            opened += _open(
-                watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
-            )
-    return opened
+            _open(watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1)))
 
 
-def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
+def _answers(watch: ServiceWatch, second: Second) -> None:
     """The most unusual error of each server."""
     lately = watch.series.recent("errors", second.slots, second.at, max(_WINDOWS))
-    opened: list[Episode] = []
     for slot in second.slots[np.nansum(lately, axis=1) >= _LEAST].tolist():
         at, skip = np.array([slot]), max(_WINDOWS)
         history = watch.series.history("n", at, second.at, skip)
@@ -90,7 +86,7 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
                     watch.first_ns[slot] = one.first_ns
                     usually = usually_n / max(before, 1)
                     worse = lasts is not None and share > lasts.value
-                    opened += _open(watch, slot, "answers", second.at, share, usually)
+                    _open(watch, slot, "answers", second.at, share, usually)
                     episode = watch.active[SYMPTOM.name, slot]
                     if worse or lasts is None:
                         episode.words, episode.base = one.code, usually
@@ -98,7 +94,6 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
                         counts = watch.codes.before(slot, second.at - s)
                         episode.facts |= {f"{_BEFORE} {code}": float(count) for code, count in counts.items()}
                     break
-    return opened
 
 
 def _chance(share: np.ndarray, usual: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -109,40 +104,35 @@ def _chance(share: np.ndarray, usual: np.ndarray, n: np.ndarray) -> np.ndarray:
     return np.where(q > p, -n * apart, 0.0)
 
 
-def _brokers(watch: ServiceWatch, second: Second) -> list[Episode]:
+def _brokers(watch: ServiceWatch, second: Second) -> None:
     slots = second.slots[watch.series.last("replies", second.slots, second.at) >= _REPLIES]
     if not len(slots):
-        return []
+        return
     replies = watch.series.last("replies", slots, second.at)
     before = watch.series.history("replies", slots, second.at, 1)
     seen = np.count_nonzero(~np.isnan(before), axis=1) >= watch.config.warm_s
     most = np.nan_to_num(quantile(before, 1.0))
-    opened = []
     for i in np.flatnonzero(seen & (replies > _TIMES * most)):
-        opened += _open(watch, int(slots[i]), "replies", second.at, float(replies[i]), float(most[i]))
-    return opened
+        _open(watch, int(slots[i]), "replies", second.at, float(replies[i]), float(most[i]))
 
 
-def _alarmed(watch: ServiceWatch, second: Second) -> list[Episode]:
+def _alarmed(watch: ServiceWatch, second: Second) -> None:
     """An alarm needs no usual value: without one, a broker has none."""
     alarms = watch.series.last("alarms", second.slots, second.at)
-    opened: list[Episode] = []
     for i in np.flatnonzero(alarms > 0):
-        opened += _open(watch, int(second.slots[i]), "alarms", second.at, float(alarms[i]), 0.0)
-    return opened
+        _open(watch, int(second.slots[i]), "alarms", second.at, float(alarms[i]), 0.0)
 
 
-def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> list[Episode]:
+def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> None:
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
         watch.extend(episode, second, worst)
-        return []
+        return
     episode = watch.describe(SYMPTOM.name, slot)
     episode.metric, episode.base, episode.recurs_by = metric, usual, metric
     at = watch.first_ns[slot]
     episode.start_ns = at - SECOND if metric == "replies" else at  # a poll reports the time since the previous one
     watch.open(episode, second, worst, 1)
-    return [episode]
 
 
 def clause(episode: Episode) -> Words:

@@ -37,15 +37,14 @@ _RARE_S, _RARELY, _RARE_LEAST = (
 )
 
 
-def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
-    opened = _held(watch, second)
+def judge(watch: AnswerWatch, second: Second) -> None:
+    _held(watch, second)
     for metric, least, ratio in (
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
         rise = Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio, instead="max_ns")
-        opened += watch.rises(rise, second, partial(_worse, watch, second, _known(watch, second)))
-    return opened
+        watch.rises(rise, second, partial(_worse, watch, second, _known(watch, second)))
 
 
 def _worse(watch: AnswerWatch, second: Second, known: np.ndarray, some: np.ndarray) -> np.ndarray:
@@ -61,25 +60,23 @@ def _known(watch: AnswerWatch, second: Second) -> np.ndarray:
     return np.asarray(np.nansum(before, axis=1) >= _SEEN)
 
 
-def _held(watch: AnswerWatch, second: Second) -> list[Episode]:
+def _held(watch: AnswerWatch, second: Second) -> None:
     worst = watch.series.recent("max_ns", second.slots, second.at, 1)[:, 0]
-    opened = []
     for i in np.flatnonzero((worst > watch.config.stall_ns) & _known(watch, second)):
-        opened += _one(watch, second, int(second.slots[i]), float(worst[i]))
-    return opened
+        _one(watch, second, int(second.slots[i]), float(worst[i]))
 
 
-def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Episode]:
+def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> None:
     """The slowest answer of a port in that second, or the longest wait for one."""
     begun, over = watch.when(slot)
     if over < (second.at - _NOTED_S) * SECOND:
-        return []
+        return
     at, series = np.array([slot]), watch.series
     # a growing wait must not raise its own threshold
     skip = min(max(_LAST_S, second.at - begun // SECOND + 1), _BEFORE_S)
     usual = series.baseline("max_ns", at, second.at, skip)
     if usual.seen[0] < watch.config.warm_s:
-        return []
+        return
     bar = bars(series.history("max_ns", at, second.at, skip))
     n, halves, waiting = (series.recent(metric, at, second.at, _LAST_S)[0] for metric in ("n", "med_ns", "waiting"))
     rate = series.baseline("n", at, second.at, skip).median[0]
@@ -89,7 +86,7 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     still = n[-1] == 0 and rate >= _SLOW and (waiting[-1] >= _SLOW or (waiting[-1] > 0 and nobody))
     least = max(float(watch.config.stall_ns), float((bar.often if still else bar.sure)[0]))
     if not value > least:
-        return []
+        return
     slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
     held, n = (series.recent(metric, at, second.at, _RARE_S)[0] for metric in ("max_ns", "n"))
     rare = (
@@ -105,13 +102,12 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
         if episode.metric in ("max_ns", "half_ns"):
             watch.extend(episode, second.at, value, over)
             episode.metric = max(episode.metric, metric, key=("max_ns", "half_ns").index)
-        return []
+        return
     episode = watch.describe(SYMPTOM.name, slot)
     episode.metric, episode.unit, episode.recurs_by = metric, SYMPTOM.unit, "max_ns"
     episode.start_ns, episode.end_ns = begun, over
     episode.base, episode.bar = float(np.nan_to_num(usual.median[0])), least
     watch.open(episode, second.at, value, 1)
-    return [episode]
 
 
 def clause(episode: Episode) -> Words:

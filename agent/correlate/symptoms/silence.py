@@ -12,10 +12,9 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, opening, render, when
 
 
-def judge(watch: PauseWatch, second: Second) -> list[Episode]:
+def judge(watch: PauseWatch, second: Second) -> None:
     """Bad: the pause is longer than any allowed one, and it did not decide less and less before."""
     until_ns = (second.at + 1) * SECOND
-    opened = []
     paused = until_ns - watch.last_ns[second.slots]
     for episode in [e for (name, _), e in watch.active.items() if name == SYMPTOM.name]:
         last_ns = int(watch.last_ns[episode.slot])
@@ -30,7 +29,7 @@ def judge(watch: PauseWatch, second: Second) -> list[Episode]:
         watch.extend(episode, second.at, float(over_ns - episode.start_ns), over_ns)
     for slot, (from_ns, to_ns, _) in watch.over.items():
         if (SYMPTOM.name, slot) not in watch.active and not watch.faded(slot, from_ns):
-            opened.append(_open(watch, second, slot, from_ns, to_ns))
+            _open(watch, second, slot, from_ns, to_ns)
     late = second.slots[paused > watch.config.silence_ns]
     for slot, bar in zip(late.tolist(), watch.allowed_ns(late), strict=True):
         took = float(until_ns - watch.last_ns[slot])
@@ -43,11 +42,10 @@ def judge(watch: PauseWatch, second: Second) -> list[Episode]:
             or watch.replaced(slot)
         ):
             continue
-        opened.append(_open(watch, second, slot, int(watch.last_ns[slot]), until_ns))
-    return opened
+        _open(watch, second, slot, int(watch.last_ns[slot]), until_ns)
 
 
-def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int) -> Episode:
+def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int) -> None:
     episode = watch.describe(SYMPTOM.name, slot)
     episode.start_ns, episode.end_ns, episode.base = from_ns, to_ns, watch.median_ns(slot)
     episode.bar, episode.facts["over"] = (
@@ -56,7 +54,6 @@ def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int
     )
     episode.facts["another"] = float(slot in watch.over and watch.who[slot] != watch.over[slot][2])
     watch.open(episode, second.at, float(to_ns - from_ns), 1)
-    return episode
 
 
 def clause(episode: Episode) -> Words:

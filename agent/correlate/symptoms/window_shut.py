@@ -17,8 +17,7 @@ from agent.correlate.words import Words, measured, render, value, when
 _LEAST_NS = 1.5 * SECOND
 
 
-def judge(watch: StuckWatch, second: Second) -> list[Episode]:
-    opened = []
+def judge(watch: StuckWatch, second: Second) -> None:
     for slot in second.slots.tolist():
         jam = watch.jams[slot]
         if jam.stuck_ns < _LEAST_NS or not jam.new:
@@ -34,8 +33,6 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
         episode.start_ns, episode.end_ns = jam.since_ns, jam.last_ns
         episode.facts.update(unsent=float(jam.unsent), unread=float(jam.unread))
         watch.open(episode, second.at, float(jam.stuck_ns), 1)
-        opened.append(episode)
-    return opened
 
 
 def clause(episode: Episode) -> Words:

@@ -81,13 +81,6 @@ def any_file(library: int) -> bytes:
     return struct.pack("<QII", 0, 0, library)
 
 
-def path_of(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
 def status_of(one: Binary, now_ns: int) -> Batch:
     module = seen()[one.library].module if one.library else ""
     versions = ", ".join(

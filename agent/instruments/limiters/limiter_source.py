@@ -23,7 +23,7 @@ from agent.common.copies import only
 from agent.common.printable import printable
 from agent.contracts import Due, Pending
 from agent.instruments.kind import Attached, render
-from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
+from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, status_of
 from agent.instruments.limiters.decisions import Called, unnamed
 from agent.instruments.limiters.limiter_sampling import Schedule
 from agent.instruments.limiters.uprobes import GoProbes
@@ -38,6 +38,7 @@ from agent.limiters.settings import HITS_PER_S
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Target
 from agent.targets.attacher import Attacher
+from agent.targets.processes import link_of
 from agent.targets.unprobed import UnprobedProgram, UnprobedPrograms
 
 _CHECK_NS = 1_000_000_000
@@ -90,7 +91,7 @@ class GoLimiters(Due, Pending):
         number = list(seen()).index(known["library"]) if known["library"] else 0
         mapped = known.get("mapped")  # the process then runs another file
         one = Binary(
-            path=printable(path_of(target.fd) or target.path),
+            path=printable(link_of(target.fd) or target.path),
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
             uid=target.owner.uid,
             number=next(self._numbers),
@@ -143,9 +144,6 @@ class GoLimiters(Due, Pending):
         if one.file >= 0:
             os.close(one.file)
             one.file = -1
-
-    def fds(self) -> list[int]:
-        return []
 
     @property
     def due_ns(self) -> int:

@@ -53,9 +53,6 @@ class Waits(Finishing, Pending):
         if len(sleeping):
             self._new.append(sleeping)
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether a wait began, or one should have ended."""
         return bool(self._new) or bool(len(self._due_ns) and self._due_ns.min() < now_ns)

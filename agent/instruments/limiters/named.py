@@ -41,9 +41,6 @@ class Named(Finishing, Pending):
         """Takes records of ``struct limiter_decision``."""
         self._records.append(records)
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether decisions came, or wait for their name."""
         return bool(self._records)

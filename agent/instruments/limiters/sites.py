@@ -234,9 +234,6 @@ class Sites(Pending):
             self._new = {}
         return self._ids, self._texts
 
-    def fds(self) -> list[int]:
-        return []
-
     def pending(self, now_ns: int) -> bool:
         """Whether stacks are to be resolved."""
         return bool(self._resolving or self._due)

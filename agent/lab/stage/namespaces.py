@@ -15,18 +15,12 @@ from contextlib import contextmanager
 
 from agent.demo.processes import child, end_with_parent, set_name
 from agent.errors import AgentError
+from agent.lab.stage.netns import checked
 
 _FS, _NEWNS, _NEWPID = 0x00000200, 0x00020000, 0x20000000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 ENDED_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def checked(result: int, what: str) -> None:
-    """Raises OSError if a call of the C library failed."""
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
 def reap(pids: Iterable[int], limit_s: float) -> list[int]:

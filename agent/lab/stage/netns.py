@@ -17,7 +17,8 @@ CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def checked(result: int, what: str) -> None:
+    """Raises OSError if a call of the C library failed."""
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")
@@ -31,7 +32,7 @@ class Namespace:
 
         def make() -> None:
             try:
-                _checked(_libc.unshare(CLONE_NEWNET), "unshare")
+                checked(_libc.unshare(CLONE_NEWNET), "unshare")
                 self.fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 failure.append(error)
@@ -49,11 +50,11 @@ class Namespace:
         """The calling thread is in the namespace within the block."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _checked(_libc.setns(self.fd, CLONE_NEWNET), "setns")
+            checked(_libc.setns(self.fd, CLONE_NEWNET), "setns")
             try:
                 yield
             finally:
-                _checked(_libc.setns(home, CLONE_NEWNET), "setns")
+                checked(_libc.setns(home, CLONE_NEWNET), "setns")
         finally:
             os.close(home)
 
@@ -61,18 +62,6 @@ class Namespace:
         """Standard output of a program run inside. Raises CalledProcessError."""
         with self.entered():
             return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def counters(self, prefix: str) -> dict[str, int]:
-        """Counters of /proc/net/snmp and netstat whose name starts with ``prefix``, for example ``TcpRetransSegs``."""
-        out = {}
-        with self.entered():
-            for name in ("snmp", "netstat"):
-                with open(f"/proc/thread-self/net/{name}") as file:
-                    lines = [line.split() for line in file]
-                for names, values in zip(lines[::2], lines[1::2], strict=True):
-                    kind = names[0].rstrip(":")
-                    out.update({kind + n: int(v) for n, v in zip(names[1:], values[1:], strict=True)})
-        return {n: v for n, v in out.items() if n.startswith(prefix)}
 
     def close(self) -> None:
         os.close(self.fd)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.common.clocks import boot_ns
-from agent.demo.processes import child, end_with_parent, set_name
+from agent.demo.processes import become_nobody, child, end_with_parent, set_name
 from agent.lab.program import LOG_FD, LabProgram, Run
 from agent.lab.stage.cgroups import Cgroups
 from agent.lab.stage.namespaces import Namespaces
@@ -90,8 +90,7 @@ class StageProcesses:
             directory = self._shared / f"{program.name}.d"
             directory.mkdir()
             if not program.root:
-                account = pwd.getpwnam("nobody")
-                os.chown(directory, account.pw_uid, account.pw_gid)
+                shutil.chown(directory, "nobody")
             log = os.open(
                 self._logs / f"{program.name}.ndjson", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
@@ -132,10 +131,7 @@ class StageProcesses:
             self._namespaces.enter_mounts()
             _close_others(keep)
             if not root:
-                account = pwd.getpwnam("nobody")
-                os.setgroups([])
-                os.setgid(account.pw_gid)
-                os.setuid(account.pw_uid)
+                become_nobody()
             end_with_parent()
             set_name(comm)
             body()

@@ -9,8 +9,6 @@ from itertools import pairwise
 import numpy as np
 
 SECOND = 1_000_000_000
-#: What a model may need to know about a limiter.
-NEEDS = ("per_s", "burst", "count", "window_ns")
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,11 @@ class Arrivals:
 class Model:
     """One algorithm, as implemented by a library.
 
-    decide: which requests were admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how
-    many ns a past request has no effect (a bucket: until it is full). has_level: a bucket, which uses ``Limit.start``.
-    counts_refused: refused requests change its state, too. window: the length of windows that lie at multiples of it on
-    the clock, 0 if there are none. delays: requests are delayed, never refused. unlike: where the implementation
-    differs from the model. source: where the algorithm was read.
+    decide: which requests were admitted at once, bool (n,). needs: which of its parameters must be known. memory: after
+    how many ns a past request has no effect (a bucket: until it is full). has_level: a bucket, which uses
+    ``Limit.start``. counts_refused: refused requests change its state, too. window: the length of windows that lie at
+    multiples of it on the clock, 0 if there are none. delays: requests are delayed, never refused. unlike: where the
+    implementation differs from the model. source: where the algorithm was read.
     """
 
     name: str

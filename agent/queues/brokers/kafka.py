@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from math import inf, isnan, nan
 from random import sample
 from typing import Any
@@ -28,7 +27,7 @@ from agent.queues.addresses import Addresses
 from agent.queues.age_bounds import AgeBounds
 from agent.queues.catalogue import Broker
 from agent.queues.commits import Commits
-from agent.queues.credentials import Password, password_keys
+from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
@@ -36,6 +35,7 @@ from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.kafka_tail import RecordField, RecordTail
 from agent.queues.order import OrderedQueue
+from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.queue import Row
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 from agent.tables import TABLES
@@ -76,20 +76,10 @@ def _bootstrap(given: str) -> str:
     return ",".join(servers)
 
 
-def _path(given: str) -> str:
-    if given and not given.startswith("/"):
-        raise ValueError("it is an absolute path")
-    return given
-
-
 def _field(given: str) -> str:
     if given:
         RecordField.parse(given)
     return given
-
-
-def _file(what: str) -> Any:
-    return setting("", text("an absolute path", _path), what)
 
 
 @dataclass(frozen=True)
@@ -111,9 +101,9 @@ class KafkaServer:
         "", text("a path in JSON, or header:NAME", _field), "where they have their number, to find those out of order"
     )
     tls: bool = setting(False, flag(), "encrypt the connection")
-    ca: str = _file("certificates that sign the brokers' certificates (PEM)")
-    certificate: str = _file("the agent's own certificate (PEM)")
-    key: str = _file("its private key (PEM)")
+    ca: str = path_setting("certificates that sign the brokers' certificates (PEM)")
+    certificate: str = path_setting("the agent's own certificate (PEM)")
+    key: str = path_setting("its private key (PEM)")
     user: str = setting("", text("a name"), "SASL user")
     mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
     password: Password = setting(Password(), password_keys("TICKSCOPE_KAFKA_"))
@@ -241,7 +231,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._ordered: list[Row] = []
         self._known: dict[tuple[str, Key], bytes | None] = {}
         self._committed: set[tuple[str, Key]] = set()  # at the last poll
-        self._gone = Gone(name.encode() for name in server.groups if not _is_pattern(name))
+        self._gone = Gone(name.encode() for name in server.groups if not is_pattern(name))
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
 
@@ -313,12 +303,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
     def _names(self, connection: KafkaConnection) -> list[str]:
         """Names of the groups to watch."""
         patterns = self._server.groups
-        if patterns and not any(map(_is_pattern, patterns)):
+        if patterns and not any(map(is_pattern, patterns)):
             names = sorted(set(patterns))
         else:
             # A group that is not listed may be that of a broker that does not answer.
             known = {name for name, group in self._groups.items() if group.state != "dead"}
-            names = sorted(name for name in {*connection.groups(), *known} if name and _chosen(name, patterns))
+            names = sorted(name for name in {*connection.groups(), *known} if name and is_chosen(name, patterns))
         self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
         return names[:MAX_GROUPS]
 
@@ -328,7 +318,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         for name, found in committed.items():
             if not isinstance(found, Failure):
                 keys = {*found, *self._groups[name].holders}
-                wanted += ((name, key) for key in sorted(keys) if _chosen(key[0], self._server.topics))
+                wanted += ((name, key) for key in sorted(keys) if is_chosen(key[0], self._server.topics))
         if len(wanted) > MAX_ROWS:
             self._left_out.append(_more("partitions", MAX_ROWS))
         return wanted[:MAX_ROWS]
@@ -621,7 +611,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._committed = {one for one in before if isinstance(committed[one[0]], Failure)}
         for name, found in committed.items():
             if not isinstance(found, Failure):
-                keys = {key for key in found if _chosen(key[0], self._server.topics)}
+                keys = {key for key in found if is_chosen(key[0], self._server.topics)}
                 self._committed |= {(name, key) for key in keys if not _is_gone(offsets.get(key))}
         for name, key in self._committed:
             self._gone.back(_gone_key(name, key))
@@ -659,14 +649,6 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         return [
             {**_named(KafkaGroup(name), key), **row, "peer": peer} for (name, key), peer in self._known.items()
         ] or [{**row, "peer": self._addresses.peer(*self._first)}]
-
-
-def _chosen(name: str, patterns: Iterable[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _is_pattern(name: str) -> bool:
-    return any(letter in name for letter in "*?[")
 
 
 def _more(what: str, most: int) -> str:

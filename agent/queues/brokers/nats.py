@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from math import nan
 from urllib.parse import quote
 
@@ -34,6 +33,7 @@ from agent.queues.nats_report import (
     read_report,
     read_server,
 )
+from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -157,7 +157,7 @@ class NatsConsumers(TimedQueue):
         self._known: dict[Key, _Known] = {}
         self._appended: dict[bytes, SeenSequences] = {}
         self._due: list[QueueTimer] | None = None
-        self._gone = Gone([name.encode() for name in self._url.streams if not _is_pattern(name)])
+        self._gone = Gone([name.encode() for name in self._url.streams if not is_pattern(name)])
         self._missed: set[Key] = set()  # not in the last report; the server was healthy after it
 
     def poll(self) -> list[Row]:
@@ -222,7 +222,9 @@ class NatsConsumers(TimedQueue):
     ) -> Iterator[Row]:
         """due: takes the timers of the same streams and consumers."""
         chosen = [(_stream_name(stream), stream) for stream in report.streams]
-        chosen = [(name, stream) for name, stream in chosen if self._chosen(name)]
+        chosen = [
+            (name, stream) for name, stream in chosen if is_chosen(name.decode(errors="replace"), self._url.streams)
+        ]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
         before, self._known = self._known, {}
         left_out = 0
@@ -249,10 +251,6 @@ class NatsConsumers(TimedQueue):
             yield {"reason": f"more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams= in the URL"}
         for missing in self._missing(name for name, _ in chosen):
             yield {"destination": missing, "reason": "the server has no such stream"}
-
-    def _chosen(self, name: bytes) -> bool:
-        wanted = self._url.streams
-        return not wanted or any(fnmatchcase(name.decode(errors="replace"), pattern) for pattern in wanted)
 
     def _missing(self, names: Iterable[bytes]) -> list[bytes]:
         """The streams that the URL names and the server does not have; those with deleted consumers have rows."""
@@ -434,10 +432,6 @@ def _redelivered(consumer: NatsConsumer) -> int | None:
     if consumer.pending == 0:
         return 0
     return consumer.redelivered if consumer.redelivered <= consumer.pending else None
-
-
-def _is_pattern(name: str) -> bool:
-    return any(letter in name for letter in "*?[")
 
 
 def _stream_name(stream: NatsStream) -> bytes:

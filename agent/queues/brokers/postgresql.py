@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import addr_text, with_port
@@ -20,7 +19,7 @@ from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
+from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,
@@ -33,6 +32,7 @@ from agent.queues.postgresql_client import (
 )
 from agent.queues.postgresql_jobs import MAX_QUEUES, PRESETS, JobQueues, UnfitQuery, probe, statement
 from agent.queues.queue import Row
+from agent.queues.server_section import BadUrl
 from agent.queues.timers import ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a question
@@ -53,10 +53,6 @@ _BEGIN = (
     " SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off"
 )
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-
-
-class _BadUrl(ValueError):
-    """An error with our own text; Python's could contain parts of a password."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +80,23 @@ class PostgresUrl:
             parts = urlsplit(url)
             query = parse_qs(parts.query, strict_parsing=bool(parts.query))
             if parts.scheme not in ("postgresql", "postgres"):
-                raise _BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+                raise BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             if unknown := set(query) - {"sslmode", "host"}:
-                raise _BadUrl(f"unknown option {min(unknown)!r}")
+                raise BadUrl(f"unknown option {min(unknown)!r}")
             host = query.get("host", [parts.hostname or ""])[-1]
             if not host or "," in host:
-                raise _BadUrl("it names several hosts: name each server" if host else "it names no host")
+                raise BadUrl("it names several hosts: name each server" if host else "it names no host")
             if "host" in query and not host.startswith("/"):
-                raise _BadUrl("its option host is not the directory of a socket")
+                raise BadUrl("its option host is not the directory of a socket")
             mode = query.get("sslmode", [""])[-1]
             if mode and mode not in _TLS:
-                raise _BadUrl(f"its sslmode is not one of {', '.join(_TLS)}")
+                raise BadUrl(f"its sslmode is not one of {', '.join(_TLS)}")
             port = 5432 if parts.port is None else parts.port
             if not port:
-                raise _BadUrl("its port is no port")
+                raise BadUrl("its port is no port")
             database = unquote(parts.path.strip("/"))
             if "/" in database or "\0" in unquote(url):
-                raise _BadUrl("its path is not the name of a database")
+                raise BadUrl("its path is not the name of a database")
             return cls(
                 host,
                 port,
@@ -112,23 +108,13 @@ class PostgresUrl:
         except ValueError as error:
             raise AgentError(
                 "a PostgreSQL URL of the configuration cannot be read",
-                why=str(error) if isinstance(error, _BadUrl) else "its host, port or an option cannot be read",
+                why=str(error) if isinstance(error, BadUrl) else "its host, port or an option cannot be read",
                 remedy=(
                     "write it as postgresql://tickscope@host:5432/database?sslmode=verify-full; in a password / # ? @ :"
                     " are %2F %23 %3F %40 %3A"
                 ),
                 exit_code=USAGE,
             ) from None
-
-
-def _path(given: str) -> str:
-    if given and not given.startswith("/"):
-        raise ValueError("it is an absolute path")
-    return given
-
-
-def _file(what: str) -> Any:
-    return setting("", text("an absolute path", _path), what)
 
 
 @dataclass(frozen=True)
@@ -145,9 +131,9 @@ class PostgresServer:
         "", text("a name"), "name of the cluster, which stays the same at another address; none: host:port/database"
     )
     password: Password = setting(Password(), password_keys("TICKSCOPE_POSTGRESQL_"))
-    ca_file: str = _file("certificates of the authorities to trust (TLS)")
-    certificate_file: str = _file("certificate of tickscope (TLS)")
-    key_file: str = _file("key of that certificate")
+    ca_file: str = path_setting("certificates of the authorities to trust (TLS)")
+    certificate_file: str = path_setting("certificate of tickscope (TLS)")
+    key_file: str = path_setting("key of that certificate")
 
     def check(self) -> None:
         """Raises AgentError, without the values: there may be a password among them."""

@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from math import inf, isnan, nan
 from urllib.parse import quote
 
@@ -35,6 +34,7 @@ from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, po
 from agent.queues.judged import UNANSWERED
 from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
+from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management
@@ -385,7 +385,7 @@ class RabbitQueues(TimedQueue):
             None if url.management is None else Management(url.client(self._server, url.management), url.amqp is None)
         )
         self._queues: dict[Name, _Queue] = {}
-        self._gone = Gone(name.encode() for name in url.queues if not _is_pattern(name))
+        self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
         self._vanished: dict[Name, int] = {}  # queues that the node no longer lists, and since when
         self._clustered = False
         self._counters = _Counters()
@@ -538,7 +538,10 @@ class RabbitQueues(TimedQueue):
         if parsed.cluster and parsed.cluster != self._cluster:
             self._leave()
             self._cluster = parsed.cluster
-        listed = sorted(name for name, its in parsed.gauges.items() if _READY in its and self._chosen(name))
+        patterns = self._server.url.queues
+        listed = sorted(
+            name for name, its in parsed.gauges.items() if _READY in its and is_chosen(text_of(name), patterns)
+        )
         names = set(listed[:MAX_QUEUES])
         others = self._others()
         wanted = names.union(*(other._queues for other in others))  # a client may be at any node of the cluster
@@ -592,10 +595,6 @@ class RabbitQueues(TimedQueue):
             for queue in self._queues.values():
                 queue.bounds.lost(queue.counted, now_ns)
 
-    def _chosen(self, name: Name) -> bool:
-        wanted = self._server.url.queues
-        return not wanted or any(fnmatchcase(text_of(name), pattern) for pattern in wanted)
-
     def _missing(self) -> list[tuple[bytes, str]]:
         """The queues that the URL names and the node does not list."""
         known = {text_of(name) for name in self._queues}
@@ -603,7 +602,7 @@ class RabbitQueues(TimedQueue):
         return [
             (name.encode(), "the node has no statistics of such a queue")
             for name in self._server.url.queues
-            if not _is_pattern(name) and name not in known
+            if not is_pattern(name) and name not in known
         ]
 
     def _gone_rows(self, now_ns: int) -> list[Row]:
@@ -738,10 +737,6 @@ class RabbitQueues(TimedQueue):
 def _key(name: Name) -> tuple[bytes]:
     """As its row has it."""
     return (shown(text_of(name).encode()),)
-
-
-def _is_pattern(name: str) -> bool:
-    return any(letter in name for letter in "*?[")
 
 
 def _detailed(*families: str) -> str:

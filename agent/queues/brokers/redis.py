@@ -23,6 +23,7 @@ from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
+from agent.queues.patterns import is_pattern
 from agent.queues.queue import Queue, Row
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_expiring import ExpiringKeys
@@ -35,7 +36,7 @@ from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, field
 from agent.queues.redis_removed import RemovedEntries
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
-from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
+from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan
 from agent.queues.redis_section import RedisServerSection
 from agent.queues.redis_server import RedisServer
 from agent.queues.redis_tail import EntryField, Tail
