@@ -89,7 +89,7 @@ def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def _gone(watch: QueueWatch, second: Second) -> list[Episode]:
     """A deleted queue has no lag, but its messages are not done: what was wrong with it goes on."""
-    slots = watch.fresh[watch.series.last("gone", watch.fresh, second.at) > 0]
+    slots = watch.polled[watch.series.last("gone", watch.polled, second.at) > 0]
     opened = []
     for slot in slots.tolist():
         asked_for = bool(watch.series.last("gone", np.array([slot]), second.at)[0] > 1)
