@@ -38,7 +38,8 @@ def text(
     one = queues_text.added_up([queues_list.named(row) for row in shown])
     worst = next(row for row in shown if row["status"] == one["status"])
     out = [printable(f"{one['system']} {label(one)} of {one['cluster'] or one['peer'] or '?'}")[:columns], ""]
-    out += _plot(series, columns, plain, colour)
+    unit = "bytes" if one["length"] is None and one["lag_bytes"] is not None else "messages"
+    out += _plot(series, unit, columns, plain, colour)
     out.append("")
     order = [(_CHECKED.get(counts.source, counts.source), counts.text()) for counts in checked]
     for name, value in [*_figures(series, one, worst), *_more(shown), *order]:
@@ -54,7 +55,7 @@ def text(
     return out
 
 
-def _plot(series: QueueSeries, columns: int, plain: bool, colour: bool, rows: int = 10) -> list[str]:
+def _plot(series: QueueSeries, unit: str, columns: int, plain: bool, colour: bool, rows: int = 10) -> list[str]:
     most = max((piece.lag or 0 for piece in series.pieces), default=0) * 1.05 or 1.0
     labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4)}
     left = max(map(len, labels.values())) + 1
@@ -73,7 +74,7 @@ def _plot(series: QueueSeries, columns: int, plain: bool, colour: bool, rows: in
         dots.line(begin, y, end, y)
         before = end, y
     every = duration(series.pieces[0].to_ns - series.pieces[0].from_ns)
-    out = [" " * (left + 2) + f"lag in messages, the largest of each {every}"]
+    out = [" " * (left + 2) + f"lag in {unit}, the largest of each {every}"]
     out += framed([paint(line, "36", colour) for line in dots.rows(plain)], labels, "".join(axis), plain)
     out += timeline(series, left, room, plain, colour)
     if "?" in axis:
@@ -146,7 +147,9 @@ def _more(shown: Sequence[Row]) -> list[tuple[str, str]]:
         first = min(due)
         lines.append(("redelivery", f"{'in' if first >= 0 else 'overdue by'} {seconds(abs(first))}"))
     if left := known("retention_left_s"):
-        lines.append(("deleted in", f"{seconds(min(left))}: the first unread message, for its age"))
+        first = min(left)
+        when = ("deleted in", seconds(first)) if first > 0 else ("deleted", "at any time")
+        lines.append((when[0], f"{when[1]}: the first unread message, for its age"))
     if sum(known("removed")):
         lines.append(("removed", f"{sum(known('removed'))} before they were read, since the agent began to watch"))
     if sum(known("held_idle")):

@@ -22,7 +22,10 @@ FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
 READS = {
     **CLIENTS,
     **CPUS,
-    "queue_lag": ("destination", "partition", "consumer_group", "peer", "idle_consumer", "idle_s", "status", "reason"),
+    "queue_lag": (
+        *("system", "cluster", "destination", "partition", "consumer_group", "peer"),
+        *("idle_consumer", "idle_s", "status", "reason"),
+    ),
 }
 _STARVING = 0.3  # share of the time from which a wait for a CPU counts
 _NOTHING = 0.03  # of the usual rate: messages in progress when all consumers stopped
@@ -215,7 +218,11 @@ def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
     _, destination, partition, group, _ = (str(part).encode() for part in episode.key)
     polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns)
     polls = polls[(polls["destination"] == destination) & (polls["consumer_group"] == group)]
-    return np.asarray(polls[polls["partition"] == partition])
+    polls = polls[polls["partition"] == partition]
+    for column in ("system", "cluster"):  # another one may have a queue of that name
+        if its := str(episode.keys.get(column) or ""):  # a consumer that reports messages need not name it
+            polls = polls[polls[column] == its.encode()]
+    return np.asarray(polls)
 
 
 def _idle_share(episode: Episode, view: View) -> float | None:

@@ -31,6 +31,8 @@ READS = {
 _SERVER, _SYN = TABLES["tcp_rtt"].code("role", "server"), TABLES["tcp_retransmit"].code("kind", "syn")
 _NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
 _SHORTLY_NS, _REACH_NS = 5 * SECOND, 60 * SECOND
+#: Times the usual duration of a poll: a server with many queues, or far away, always takes long.
+_LONGER = 4.0
 #: Round trips of a poll that asks several questions, at least: one that connects first has more.
 _TRIPS = 4
 _SINGLE = 3  # rows of single round trips that are enough
@@ -212,11 +214,15 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
     raw = episode.key[-1]
     assert isinstance(raw, bytes)
     where = peer(raw)
-    polls = view.rings["queue_lag"].between(episode.start_ns - _SHORTLY_NS, episode.end_ns)
+    polls = view.rings["queue_lag"].between(episode.start_ns - _REACH_NS, episode.end_ns)
     polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & ~failed_by_itself(polls)]
     polls = polls[np.unique(polls["t_ns"], return_index=True)[1]]
+    before = polls[polls["t_ns"] < episode.start_ns - _SHORTLY_NS]
+    usual = before["poll_ns"][known(before["poll_ns"]) & (before["status"] != b"down")]
+    polls = polls[len(before) :]
     down = polls["status"] == b"down"
-    bad = polls[down | (polls["poll_ns"] >= view.config.poll_stall_ns)]
+    long_ns = max(view.config.poll_stall_ns, _LONGER * float(np.median(usual)) if len(usual) else 0.0)
+    bad = polls[down | (polls["poll_ns"] >= long_ns)]
     if not len(bad):
         return None
     failed = down & (polls["failure"] != _NO_ANSWER)

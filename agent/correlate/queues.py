@@ -97,7 +97,8 @@ class QueueWatch(Watch):
         self._cluster: dict[int, str] = {}
         self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll
         self.idle: dict[int, str] = {}  # and the consumer idle for longest
-        self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a healthy server
+        self.polled = np.empty(0, np.int64)  # the slots that were polled in the second
+        self.fresh = self.polled  # those of a healthy server: waits of their messages say something of their consumers
         self.redelivered: dict[int, Redeliveries] = {}
         self.removals: dict[int, Removal] = {}  # of the second
         self._removed: dict[int, tuple[int, int]] = {}  # the last total that was known, and its time
@@ -105,7 +106,8 @@ class QueueWatch(Watch):
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         slots = np.empty(0, np.int64)
-        self.fresh, self.removals = slots, {}
+        self.polled = self.fresh = slots
+        self.removals = {}
         polls = rows.get("queue_lag")
         if polls is not None:
             self._note_slow_servers(polls, second)
@@ -120,6 +122,7 @@ class QueueWatch(Watch):
             its = columns_of(polls, last, "system", "destination", "partition", "consumer_group", "peer", "cluster")
             slots = np.array([self._slot(second, *one) for one in its], np.int64)
             polls, slots = pick(polls, last[slots >= 0]), slots[slots >= 0]
+            self.polled = slots
             self.fresh = slots[[server not in self._ill for server in _servers(polls)]] if self._ill else slots
             for slot, holder, idle_one in zip(
                 slots.tolist(), polls["holder"].tolist(), polls["idle_consumer"].tolist(), strict=True

@@ -39,6 +39,6 @@ class Asking:
         self._next_ns = 0
 
     def stale(self, now_ns: int) -> dict[str, object]:
-        """The columns that mark a figure which is not of this poll."""
+        """The columns that mark a figure which is not of this poll, and the member ``repeated`` (judged.py)."""
         age_s = (now_ns - self.asked_ns) / 1e9
-        return {"exact": False, "inexact_reason": f"as of {age_s:.0f} s ago: asking takes long"}
+        return {"exact": False, "inexact_reason": f"as of {age_s:.0f} s ago: asking takes long", "repeated": True}

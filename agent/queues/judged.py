@@ -8,16 +8,19 @@ from collections.abc import Callable
 from math import isnan
 from typing import Any
 
+from agent.columns import fitted
 from agent.common.clocks import boot_ns
 from agent.queues.order import OrderedQueue
 from agent.queues.queue import Queue, Row
 from agent.queues.status import Progress, Sample
 from agent.queues.timers import TimedQueue, rows
+from agent.tables import TABLES
 
+_CLUSTER_BYTES = TABLES["queue_lag"].by_name["cluster"].width
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
 UNANSWERED = 3
 #: Members of a row that are no columns.
-_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room")
+_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room", "repeated")
 
 
 class Judged:
@@ -29,8 +32,9 @@ class Judged:
     read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
     ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``held``, true if pending
     messages stay pending when their consumers end; ``room``, a limit that is not
-    the server's memory: (bytes used, of how many, what happens then). With ``lag_bytes`` and without ``lag_messages``
-    it is a log that has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
+    the server's memory: (bytes used, of how many, what happens then); ``repeated``, true for figures of an earlier
+    poll: the state and the rates stay as they were. With ``lag_bytes`` and without ``lag_messages`` it is a log that
+    has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing.
@@ -60,18 +64,21 @@ class Judged:
         """Rows of ``message_order``: what the last poll read of the queues' messages."""
         found = self._queue.order() if isinstance(self._queue, OrderedQueue) else []
         common = {"system": self._system, "cluster": self._cluster, "t_ns": self.polled_ns, "source": "sample"}
-        return [{**common, **row} for row in found]
+        both = ({**common, **row} for row in found)
+        return [{**row, "cluster": _shortened(str(row["cluster"]))} for row in both]
 
     def close(self) -> None:
         self._queue.close()
 
     @property
     def _cluster(self) -> str:
-        return self.name.removeprefix(f"{self._system} ")
+        return _shortened(self.name.removeprefix(f"{self._system} "))
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
+        row["cluster"] = _shortened(row["cluster"])
         members = {name: row.pop(name, None) for name in _MEMBERS}
         room, acked_exact, held = members.pop("room"), members.pop("acked_exact"), bool(members.pop("held"))
+        repeated = members.pop("repeated")
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         if row.get("failure") == "no_answer" and key in before and self._unanswered <= UNANSWERED:
@@ -96,7 +103,8 @@ class Judged:
             held=held,
             **members,
         )
-        progress.add(sample)
+        if not (repeated and progress.samples):
+            progress.add(sample)
         judged = progress.judge()
         reason = judged.reason
         if judged.status == "unknown" and row.get("inexact_reason"):
@@ -111,3 +119,8 @@ class Judged:
             "forecast_err_s": judged.error_s,
             **row,
         }
+
+
+def _shortened(cluster: str) -> str:
+    """As its column holds it: two servers whose long names begin alike stay two."""
+    return fitted(cluster.encode(errors="replace"), _CLUSTER_BYTES).decode(errors="replace")

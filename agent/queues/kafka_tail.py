@@ -7,7 +7,7 @@ up to ``_QUEUED_KIB``; a poll takes what is there, so it never waits for the bro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +93,10 @@ class RecordTail:
         self._without: Counter[str] = Counter()  # records without an id in the last poll, by topic
         self._polled_ns = 0
 
-    def read(self, ends: Mapping[Key, int], settings: Mapping[str, object], now_ns: int) -> list[Row]:
+    def read(self, ends: Mapping[Key, int], settings: Callable[[], Mapping[str, object]], now_ns: int) -> list[Row]:
         """Rows of ``message_order`` of the records that came. ends: the end of each partition; one that is missing for
-        a poll is read on later. settings: of librdkafka. now_ns: CLOCK_BOOTTIME. Raises KafkaException if librdkafka
-        refuses the settings.
+        a poll is read on later. settings: makes those of librdkafka, for a new connection. now_ns: CLOCK_BOOTTIME.
+        Raises what ``settings`` raises, and KafkaException if librdkafka refuses them.
         """
         self._without.clear()
         took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
@@ -130,7 +130,7 @@ class RecordTail:
     def close(self) -> None:
         self._consumer, self._assigned = None, frozenset()
 
-    def _places(self, ends: Mapping[Key, int], settings: Mapping[str, object]) -> Counter[Key]:
+    def _places(self, ends: Mapping[Key, int], settings: Callable[[], Mapping[str, object]]) -> Counter[Key]:
         """Where to read on. Returns what is skipped."""
         unread, moved = Counter[Key](), False
         first = FIRST // max(1, sum(key not in self._next for key in ends))
@@ -147,7 +147,7 @@ class RecordTail:
             from confluent_kafka import Consumer, TopicPartition
 
             if self._consumer is None:
-                self._consumer = Consumer({**_SETTINGS, **settings})
+                self._consumer = Consumer({**_SETTINGS, **settings()})
             self._consumer.assign([TopicPartition(*key, self._next[key]) for key in ends])
             self._assigned = frozenset(ends)
         if len(self._next) > _PLACES:

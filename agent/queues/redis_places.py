@@ -176,7 +176,7 @@ class SentinelStreams(_Places):
 
     def _poll(self) -> list[Row]:
         assert self._streams is not None
-        rows = self._streams.poll()
+        rows = _timed(self._streams)
         self._doubt = self._streams.role != "primary"
         return rows
 
@@ -218,7 +218,7 @@ class ClusterStreams(_Places):
     def _poll(self) -> list[Row]:
         rows: list[Row] = []
         for _, streams in self._shards.values():
-            rows += streams.poll()
+            rows += _timed(streams)
         self._doubt = any(streams.moved or streams.role != "primary" for _, streams in self._shards.values())
         if self._missing:
             why = f"{self._missing} of {SLOTS} slots have no primary: their streams are not served"
@@ -271,6 +271,14 @@ class ClusterStreams(_Places):
         for _, streams in before.values():
             streams.close()
         self._nodes.know(place for place, _ in self._shards.values())
+
+
+def _timed(server: OneServer) -> list[Row]:
+    """Its rows, with the duration of its own poll: another server, or Sentinel, may take longer to answer."""
+    asked_ns = boot_ns()
+    rows = server.poll()
+    took_ns = boot_ns() - asked_ns
+    return [{**row, "poll_ns": took_ns} for row in rows]
 
 
 def shards(reply: list[Any], asked: str) -> dict[Ranges, tuple[str, int]]:

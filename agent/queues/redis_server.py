@@ -64,6 +64,7 @@ class RedisServer(TimedQueue, OrderedQueue):
         """Queries another server of the same data from now on, after a fail-over."""
         self.name = f"{self.name.partition(' ')[0]} {url.server}"
         self._client = RespClient(url, self._timeout_s)
+        self._server.forget()  # its errors are not those of the one before
         self._not_before_ns, self._refusal = 0, ""
 
     def close(self) -> None:

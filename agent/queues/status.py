@@ -185,8 +185,9 @@ class Progress:
             vars(self).update(vars(Progress(self.window_ns)))
             last = None
         waiting = bool(sample.lag)
-        read = None not in (self._position, sample.position) and self._position != sample.position
         acked = None not in (self._acked, sample.acked) and self._acked != sample.acked
+        read = None not in (self._position, sample.position) and self._position != sample.position
+        read |= sample.position is None and acked  # as of a group that commits again after a pause
         self._position = self._position if sample.position is None else sample.position
         self._acked = self._acked if sample.acked is None else sample.acked
         self._reads.see(sample.t_ns, waiting and sample.position is not None, read)

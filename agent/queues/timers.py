@@ -9,6 +9,7 @@ numpy, for the brokers' process.
 from __future__ import annotations
 
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -265,12 +266,18 @@ def on_this_host(host: str) -> bool:
     return True
 
 
-@lru_cache(64)
 def elsewhere(host: str) -> str:
     """Why the clock of the server at that IP address may not be this host's; empty for this host's own addresses, and
-    for a Unix socket, which has no address.
+    for a Unix socket, which has no address. An address may move to another host: it is looked up once a minute.
     """
-    return "" if not host or on_this_host(host) else f"{host} is no address of this host: its clock may be another one"
+    if not host or _on_this_host(host, int(time.monotonic() // 60)):
+        return ""
+    return f"{host} is no address of this host: its clock may be another one"
+
+
+@lru_cache(64)
+def _on_this_host(host: str, _minute: int) -> bool:
+    return on_this_host(host)
 
 
 def rows(system: str, cluster: str, found: ServerTimers, now_ns: int) -> list[dict[str, Any]]:
@@ -284,6 +291,8 @@ def rows(system: str, cluster: str, found: ServerTimers, now_ns: int) -> list[di
 
 
 def _columns(system: str, one: QueueTimer, found: ServerTimers) -> dict[str, Any]:
+    if any(abs(at) >= _NEVER_NS for at in (one.due_wall_ns, one.due_ns) if at is not None):
+        one = replace(one, due_wall_ns=None, due_ns=None, unknown=one.unknown or "it is due after the year 2262")
     known = rule(system, one.kind, found.version, one.where)
     away = one.elsewhere or found.elsewhere
     why = one.unknown or away

@@ -108,7 +108,7 @@ DECLARED = (
         "what a jump of this host's wall clock did to one timer, or to several of one queue, of a polled server"
         " (docs/timers.md). Jumps of less than 1 ms have no rows",
         text("system", 16, "system of the server, as in queue_lag", "messaging.system"),
-        text("cluster", 64, "the server, as in queue_lag"),
+        text("cluster", 64, "the server as the settings name it; queue_lag may have its cluster's own name"),
         i64("jump_t_ns", "time of the jump, CLOCK_BOOTTIME", "ns"),
         i64("size_ns", "size of the jump", "ns"),
         text("destination", 64, "the queue, or the pattern of keys in the settings", "messaging.destination.name"),

@@ -9,8 +9,10 @@ import pwd
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from agent import doctor
 from agent.cli.run import command
 from agent.columns import NULL_I64
 from agent.common.address import peer_bytes
+from agent.common.resp import RedisUrl
 from agent.config import Config, read_file, resolve
 from agent.errors import AgentError
 from agent.posix import privilege
@@ -28,6 +31,7 @@ from agent.queues import catalogue
 from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
 from agent.queues.queue import Row
+from agent.queues.redis_places import ClusterStreams
 from agent.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +196,57 @@ def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew_but_no_mis
     assert (own["status"], own["in_per_s"], own["t_ns"], own["system"]) == ("stalled", 7.0, 4, "mine")
     (bare,) = judged([{"reason": "no consumer group"}])[0]
     assert "status" not in bare
+
+
+def test_repeated_figures_keep_the_state_and_the_rates() -> None:
+    def poll(added: int, acked: int, **more: object) -> list[Row]:
+        return [{"destination": "a", "lag_messages": 5, "added": added, "acked": acked, "position": acked, **more}]
+
+    rates = [
+        (row["in_per_s"], row["out_per_s"], "repeated" in row)
+        for (row,) in judged(
+            poll(8, 2), poll(14, 8), poll(14, 8, repeated=True), poll(14, 8, repeated=True), poll(32, 20)
+        )[1:]
+    ]
+    assert rates == [(3.0, 3.0, False)] * 3 + [(3.0, 2.0, False)]
+
+
+def test_servers_with_long_names_that_begin_alike_are_two_clusters() -> None:
+    host = "orders-production-primary.c9akciq32rkq.eu-central-1.rds.amazonaws.com:5432"
+    clusters = set()
+    for database in ("shop", "mail"):
+        queue = Scripted([{"destination": "jobs", "lag_messages": 1}])
+        queue.name = f"postgresql {host}/{database}"
+        (row,) = np.frombuffer(pack(Judged("postgresql", queue).poll()), TABLE.dtype)
+        clusters.add(row["cluster"])
+    assert len(clusters) == 2
+
+
+class Answers:
+    """A server of several, which takes so long to answer."""
+
+    role, moved = "primary", False
+
+    def __init__(self, name: str, takes_s: float) -> None:
+        self.name, self._takes_s = name, takes_s
+
+    def poll(self) -> list[Row]:
+        time.sleep(self._takes_s)
+        return [{"destination": self.name, "lag_messages": 1}]
+
+    def close(self) -> None: ...
+
+
+def test_each_server_of_a_redis_cluster_has_the_time_of_its_own_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClusterStreams, "_find", lambda _: None)
+    streams: Any = ClusterStreams(RedisUrl.parse("redis+cluster://127.0.0.1:1"), Answers)
+    streams._shards = {
+        ((at, at),): (("127.0.0.1", at), Answers(name, takes_s))
+        for at, (name, takes_s) in enumerate((("slow", 0.3), ("well", 0.0)))
+    }
+    found: Any = Judged("redis", streams).poll()
+    took_ns = {row["destination"]: row["poll_ns"] for row in found if "destination" in row}
+    assert took_ns["slow"] >= 300_000_000 > 2 * took_ns["well"]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,17 @@ def test_a_group_that_is_rebalanced_again_and_again(
     assert found(host) == expected
 
 
+def test_a_server_whose_polls_always_take_long_has_these_symptoms_too() -> None:
+    """Far away, or with many partitions."""
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "rebalances": 3, "poll_ms": 600}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **kafka, "rebalances": 3 + np.arange(20) // 3}), **kafka)
+    assert found(host) == [("rebalancing", "rebalance", "storm")]
+    ages, kafka = np.arange(25) + 30.0, {**kafka, "lag": 50, "retention_left_s": 3600.0}
+    near = {**kafka, "age": ages, "retention_left_s": 60.0 - ages, "out": 0}
+    host = around(lambda h: h.queue(30, 55, **{**WELL, **near}), b=55, **kafka, age=30.0)
+    assert "retention_near" in {symptom for symptom, _, _ in found(host)}
+
+
 @pytest.mark.parametrize(("before", "each_s", "storm"), [(2, 4, True), (6, 12, False)])
 def test_a_storm_is_far_more_rebalances_than_in_the_minutes_before(before: int, each_s: int, storm: bool) -> None:
     kafka: dict[str, Any] = {**WELL, "system": b"kafka", "partition": b"0", "group_state": b"stable"}

@@ -307,6 +307,19 @@ def test_queues_of_one_name_in_two_clusters_are_told_apart() -> None:
         assert any(f"at 127.0.0.1:{port}" in sentence for sentence in sentences), sentences
 
 
+def test_a_queue_of_the_same_name_in_another_cluster_is_no_evidence() -> None:
+    host, lag = Host(), np.arange(UNTIL - 30)
+    where: list[dict[str, Any]] = [
+        {"cluster": cluster, "peer": np.frombuffer(peer("127.0.0.1", port), "V18"), "rebalances": rebalances}
+        for cluster, port, rebalances in ((b"east", 6399, 3), (b"west", 6400, 50))
+    ]
+    well(0, 30, host, **where[0])
+    well(0, UNTIL, host, **where[1])
+    host.queue(30, UNTIL, lag=lag * 40, age=lag * 1.0, incoming=40, out=0, consumers=3, **where[0])
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "consumer_stopped")
+
+
 @pytest.mark.parametrize(("failure", "cause"), [("no_answer", "broker_slow"), ("refused", "broker_down")])
 def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, cause: str) -> None:
     host = well(0, 30)
@@ -327,6 +340,14 @@ def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, caus
     well(39, UNTIL, host)
     (finding,) = found(host)
     assert finding["cause"] == cause
+
+
+def test_polls_that_always_take_long_are_no_outage() -> None:
+    host = well(0, 30, poll_ms=600)
+    lag = np.arange(UNTIL - 30)
+    host.queue(30, UNTIL, lag=lag * 40, age=lag * 1.0, incoming=40, out=0, consumers=3, poll_ms=600)
+    causes = {finding["cause"] for finding in found(host) if finding["symptom"] == "queue_lag"}
+    assert causes == {"consumer_stopped"}
 
 
 def test_ages_spread_as_widely_as_is_stated_exceed_the_bar_less_than_once_in_a_day() -> None:

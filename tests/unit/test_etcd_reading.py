@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -79,6 +80,27 @@ def test_a_follower_lacks_what_the_leader_had_before_and_after_it_was_asked(
     row = poll(leader, Answers(status(FOLLOWER, 38, 33)))["raft", FOLLOWER]
     assert {name: row.get(name) for name in columns} == columns
     assert (row["server_role"], row["position"]) == ("replica", 33)
+
+
+def test_a_cluster_that_was_restored_under_another_id_is_watched_on() -> None:
+    before, now = (json.loads(status(LEADER, n, n)) for n in (40, 3))
+    now["header"]["cluster_id"] = "77"
+    rows = poll(Answers(json.dumps(before).encode(), json.dumps(now).encode()))
+    raft = rows["raft", f"{int(LEADER):x}"]
+    assert (raft["cluster"], raft["lag_messages"], raft["exact"]) == (f"{77:x}", 0, True)
+
+
+class Slow(Answers):
+    def get(self, path: str, *given: Any, **more: Any) -> bytes:
+        if "status" in path:
+            time.sleep(0.1)
+        return super().get(path, *given, **more)
+
+
+def test_each_member_has_the_time_of_its_own_answer() -> None:
+    rows: Any = poll(Answers(status(LEADER, 40, 40)), Slow(status(FOLLOWER, 38, 33)))
+    leader, follower = (rows["raft", name]["poll_ns"] for name in (f"{int(LEADER):x}", FOLLOWER))
+    assert leader < 100_000_000 <= follower
 
 
 def test_without_the_leader_a_lag_is_a_lower_bound_and_without_any_it_is_not_known() -> None:

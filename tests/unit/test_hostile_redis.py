@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import hiredis
@@ -333,6 +334,19 @@ class _Fuzzed:
             odd = [None, -1, b"", b"\xff", [], [[]], b"9" * 40, 2**63 - 1, -(2**63), hiredis.ReplyError(error)]
             return self.rng.choice(odd)
         return [self.mutated(part) for part in reply] if isinstance(reply, list) else reply
+
+
+def test_errors_of_a_promoted_replica_are_not_new_ones() -> None:
+    """Of an orderly fail-over, in which each server answers."""
+    streams = RedisStreams(RedisUrl.parse("redis://127.0.0.1:1"))
+
+    def polled(t_ns: int, errors: int) -> object:
+        info = b"total_error_replies:%d\r\nerrorstat_READONLY:count=%d\r\n" % (errors, errors)
+        return streams._server.parse_info([info], Counter(), t_ns).get("errors")
+
+    assert [polled(1, 3), polled(2, 5)] == [None, "READONLY 2"]
+    streams.use(RedisUrl.parse("redis://127.0.0.1:2"))
+    assert [polled(3, 50_000), polled(4, 50_001)] == [None, "READONLY 1"]
 
 
 def test_random_replies_are_rows() -> None:

@@ -4,6 +4,7 @@ between polls. The real server: tests/servers/test_kafka.py.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -16,14 +17,14 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.config import resolve
 from agent.errors import AgentError
-from agent.queues.brokers.kafka import BROKER, KafkaServer
+from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
-from agent.queues.kafka_client import KafkaDown
+from agent.queues.kafka_client import Failure, KafkaDown, Key
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.poller_process import BrokerPoller
-from agent.queues.status import WINDOW_NS
+from agent.queues.status import WINDOW_NS, Progress, Sample
 from tests.patience import PATIENCE
 
 SECOND = 10**9
@@ -173,6 +174,67 @@ def test_an_offset_stands_still_after_some_commit_intervals() -> None:
     idle = [*polls[:30], *[(6, 0)] * 600, *[(7, 3)] * 30]  # nothing to read for ten minutes: that is no interval
     assert all(stands_still(Commits(), idle)[630 + 3 * 5 - window_s :])
     assert all(stands_still(Commits(), [(7, 3)] * 3, consumed=False))
+
+
+def test_a_group_that_was_restarted_is_not_stalled() -> None:
+    """It commits every 5 s, as by default, and has no member for a while."""
+    commits, progress, found = Commits(), Progress(), []
+    for i in range(120):
+        there = not 30 <= i < 50
+        committed = 5 * (i // 5) if there else 30
+        position = commits.position(committed, i + 3 - committed, there, i * SECOND)
+        progress.add(
+            Sample(i * SECOND, i + 3 - committed, 0, int(there), position, acked=committed, added=i + 3, exact=True)
+        )
+        found.append(progress.judge().status)
+    assert found[45] == "stopped"
+    assert not {"stopped", "stalled"} & set(found[51:])
+
+
+class Cluster:
+    """What a Kafka cluster answers, of a topic with two partitions on two brokers. The second broker does not."""
+
+    def cluster_id(self) -> str:
+        return "c"
+
+    def described(self, groups: list[str]) -> dict[str, Any]:
+        return {group: described("EMPTY") for group in groups}
+
+    def committed(self, groups: Any) -> dict[str, Any]:
+        return {group: {("t", 0): 3, ("t", 1): 3} for group in groups}
+
+    def offsets(self, keys: Any, spec: str, committed: bool = False) -> dict[Key, Any]:
+        ends: dict[Key, Any] = {("t", 0): 5, ("t", 1): Failure("no_answer", "no answer")}
+        return {key: 0 if spec == "earliest" and key[1] == 0 else ends[key] for key in keys}
+
+    def topics(self, names: Any) -> dict[str, Any]:
+        nodes = [SimpleNamespace(id=i, leader=SimpleNamespace(host=f"127.0.0.{i + 1}", port=9092)) for i in range(2)]
+        return {name: SimpleNamespace(partitions=nodes) for name in names}
+
+    def configs(self, topics: Any) -> dict[str, Any]:
+        return {
+            topic: {"cleanup.policy": "delete", "retention.ms": str(2**63 - 1), "message.timestamp.type": "CreateTime"}
+            for topic in topics
+        }
+
+
+def test_a_broker_that_does_not_answer_makes_no_other_one_slow_and_the_longest_retention_is_none() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Cluster()
+    rows: Any = cluster._poll(connection, boot_ns())
+    answering, silent = rows
+    assert (answering["lag_messages"], answering["poll_ns"]) == (2, None)
+    assert (silent["failure"], "poll_ns" in silent) == ("no_answer", False)
+    assert math.isnan(answering["retention_left_s"])
+    due = cluster.timers()
+    assert due is not None and not due.timers
+
+
+def test_a_password_is_read_at_a_login_only(tmp_path: Path) -> None:
+    server = KafkaServer(servers="a:1", id="order", user="u", password=Password(file=str(tmp_path / "none")))
+    with pytest.raises(KafkaDown):
+        server.librdkafka()
+    assert not list(KafkaCluster(server)._order({}, boot_ns()))
 
 
 def described(state: str, *members: tuple[str, list[int]], kind: str = "CLASSIC", simple: bool = False) -> Any:

@@ -104,6 +104,13 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
         "ok",
         "",
     ),
+    "it commits again after a pause, and its position is not known": (
+        polled(
+            [5] * 40, position=lambda i: 7 if i < 12 else None, acked=lambda i: 7 + max(0, i - 11) // 5, consumers=1
+        ),
+        "ok",
+        "",
+    ),
     "long tasks": (polled([0] * 30, position=7, acked=3, pending=4), "ok", ""),
     "it grows": (polled(range(10, 32), position=reads), "lagging", "lag grew from 21 to 31 in 10 s"),
     "it grows with dips": (polled([10 + 3 * i - 4 * (i % 3) for i in range(24)], position=reads), "lagging", "grew"),

@@ -245,6 +245,19 @@ def test_what_only_some_brokers_report(tmp_path: Path) -> None:
         assert re.search(words, topic), words
 
 
+def test_a_log_is_plotted_in_bytes_and_what_is_overdue_has_no_negative_time(tmp_path: Path) -> None:
+    end = boot_now()
+    rows = [lag(end - i * S, None, "wal", "standby", system="postgresql", lag_bytes=4096) for i in range(9, 0, -1)]
+    rows.append(lag(end - S, 5, "topic", retention_left_s=-7200.0))
+    write(tmp_path, *rows)
+    wal, topic = (
+        on_terminal("queues", "show", name, "--store", tmp_path, columns=100, NO_COLOR="1") for name in ("wal", "topic")
+    )
+    assert "lag in bytes, the largest of each" in wal and "messages" not in wal
+    assert "lag in messages, the largest of each" in topic
+    assert re.search(r"deleted +at any time: the first unread message", topic)
+
+
 def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None:
     """As its producers made them, in two partitions, and as its group consumed them; a consumer need not report more
     than the queue. Those of other queues, groups and servers do not count.

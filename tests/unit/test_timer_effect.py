@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.queues import timers as polled_timers
 from agent.queues.packing import pack
 from agent.queues.timer_effect import LEAST_NS, MOST_ROWS, TABLE, Timers, effects, plain
 from agent.queues.timers import MAX_TIMERS, QueueTimer, ServerTimers, rows, rule
@@ -163,6 +165,27 @@ def test_what_was_not_measured_has_no_consequence(version: str, elsewhere: str, 
     assert why in row["consequence"]
     assert [row[name] for name in ("clock", "immune", "was_due_ns", "is_due_ns", "moved_ns")] == [None] * 5
     assert row["due_wall_ns"] is not None
+
+
+def test_an_address_that_moves_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for minute, here in ((90, True), (91, False)):
+        monkeypatch.setattr(polled_timers, "on_this_host", lambda _, here=here: here)
+        monkeypatch.setattr(polled_timers, "time", SimpleNamespace(monotonic=lambda minute=minute: 60.0 * minute))
+        found.append(polled_timers.elsewhere("203.0.113.7") == "")
+    assert found == [True, False]
+
+
+def test_a_time_that_no_column_holds_is_unknown() -> None:
+    """A Redis key that expires after the year 2262, and a retention of as many ms as there are."""
+    for timer in (
+        QueueTimer(b"k*", b"k", "ttl", due_wall_ns=9_999_999_999 * S),
+        QueueTimer(b"t", b"tag", "eta", due_ns=1 << 63),
+        QueueTimer(b"t", b"g/0", "retention", due_wall_ns=(2**63 - 1) * 1_000_000),
+    ):
+        (row,) = packed(timer)
+        assert (row["due_wall_ns"], row["was_due_ns"]) == (NULL_I64, NULL_I64)
+        assert b"2262" in row["consequence"] or b"not measured" in row["consequence"]
 
 
 def test_beyond_a_number_timers_are_counted_by_queue() -> None:

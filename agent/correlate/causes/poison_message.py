@@ -37,7 +37,7 @@ CAUSE = Cause(
     "poison_message",
     105,
     "a message that consumers cannot handle is rejected and redelivered repeatedly",
-    {"queue_lag": ("destination", "consumer_group", "partition", *COLUMNS)},
+    {"queue_lag": ("cluster", "destination", "consumer_group", "partition", *COLUMNS)},
     "find it in the consumers' logs; limit its deliveries (x-delivery-limit, max_retries), and use a dead-letter queue",
     {"queue_lag": given_back, "redelivery": given_back},
 )

@@ -15,7 +15,7 @@ def deleted(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
     polls = polls[polls["status"] == b"gone"]
-    for column in ("destination", "consumer_group"):
+    for column in ("system", "cluster", "destination", "consumer_group"):
         polls = polls[polls[column] == str(episode.keys[column]).encode()]
     why = text(polls["reason"][-1]) if len(polls) else ""
     words = render("{what}", what=why.partition(";")[0] or "it was deleted")
@@ -27,7 +27,7 @@ CAUSE = Cause(
     "queue_deleted",
     13,
     "a stream or a consumer group was deleted while clients use it",
-    {"queue_lag": ("destination", "consumer_group", "status", "reason")},
+    {"queue_lag": ("system", "cluster", "destination", "consumer_group", "status", "reason")},
     "see who deleted it (DEL, FLUSHALL, XGROUP DESTROY, an expiry, a server without persistence), and create it again",
     {"queue_lag": deleted},
 )

@@ -86,7 +86,7 @@ def _idle(watch: QueueWatch, second: Second) -> None:
 
 def _gone(watch: QueueWatch, second: Second) -> None:
     """A deleted queue has no lag, but its messages are not done: what was wrong with it goes on."""
-    slots = watch.fresh[watch.series.last("gone", watch.fresh, second.at) > 0]
+    slots = watch.polled[watch.series.last("gone", watch.polled, second.at) > 0]
     for slot in slots.tolist():
         asked_for = bool(watch.series.last("gone", np.array([slot]), second.at)[0] > 1)
         here, one = (watch.place(SYMPTOM.name, slot, metric) for metric in ("gone", "pending_s"))

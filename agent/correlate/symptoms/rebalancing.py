@@ -20,7 +20,7 @@ _BEFORE_S = 120
 
 def judge(watch: QueueWatch, second: Second) -> None:
     """More rebalances within half a minute than a consumer that comes or goes explains, and than usual."""
-    slots = watch.fresh
+    slots = watch.polled
     if not len(slots):
         return
     counts = watch.series.recent("rebalances", slots, second.at, _BEFORE_S)

@@ -17,7 +17,7 @@ _SHARE, _POLLS = 0.8, 3
 
 def judge(watch: QueueWatch, second: Second) -> None:
     """The first unread message has used most of its retention."""
-    slots = watch.fresh
+    slots = watch.polled
     ages, left = (watch.series.recent(metric, slots, second.at, _POLLS) for metric in ("age_s", "left_s"))
     near = np.asarray((ages > 0) & (ages >= _SHARE * (ages + left))).all(axis=1)
     for i in np.flatnonzero(near):

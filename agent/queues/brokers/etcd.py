@@ -8,7 +8,7 @@ asked again after a while, and does not delay the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -107,13 +107,14 @@ class _Queue(NamedTuple):
 
 @dataclass
 class _Member:
-    """What is kept of a member between polls. status, metrics: None if it did not answer."""
+    """What is kept of a member between polls. status, metrics: None if it did not answer; took_ns: until it did."""
 
     client: EtcdMember
     name: bytes = b""
     number: int = 0  # its id in the cluster, 0 before it answered
     status: MemberStatus | None = None
     metrics: dict[str, int] | None = None
+    took_ns: int = 0
     problem: HttpDown | None = None
     metrics_problem: str = ""
     not_before_ns: int = 0
@@ -128,6 +129,7 @@ class _Member:
         if now_ns < self.not_before_ns:
             return
         self.status = self.metrics = self.problem = None
+        asked_ns = boot_ns()
         if not alone and not self.client.logs_in:
             deadline_s = min(deadline_s, time.monotonic() + _MEMBER_S)
         try:
@@ -145,6 +147,7 @@ class _Member:
         except NotEtcd as error:
             self.client.close()
             self.problem = HttpDown(f"its answer is not that of etcd's JSON gateway: {error}")
+        self.took_ns = boot_ns() - asked_ns
 
     def _see_compaction(self, metrics: dict[str, int], now_ns: int) -> None:
         """etcd cancels a watcher that lacks events which are compacted, and counts it nowhere."""
@@ -203,7 +206,9 @@ class EtcdQueues(TimedQueue):
         rows = [row for one in self._members for row in self._rows(one, now_ns, deadline_s)]
         self._due = self._timers(alive, deadline_s) if alive else None
         if alive:
-            rows += (compared.row(self._source(alive), self._copy, now_ns, deadline_s) for compared in self._compared)
+            source = self._source(alive)
+            its = [compared.row(source.client, self._copy, now_ns, deadline_s) for compared in self._compared]
+            rows += ({**row, "poll_ns": source.took_ns} for row in its)  # the copy may take longer
         else:
             rows += ({**_failed(self._members[0]), **compared.named} for compared in self._compared)
         if self._cluster_id:
@@ -222,9 +227,9 @@ class EtcdQueues(TimedQueue):
     def _leads(self, member: _Member) -> bool:
         return member.status is not None and 0 < member.status.leader == member.status.member_id
 
-    def _source(self, alive: list[_Member]) -> EtcdMember:
+    def _source(self, alive: list[_Member]) -> _Member:
         """The leader, as no other member has more revisions."""
-        return next((one for one in alive if self._leads(one)), alive[0]).client
+        return next((one for one in alive if self._leads(one)), alive[0])
 
     def _timers(self, alive: list[_Member], deadline_s: float) -> ServerTimers:
         """Of the leader, which ends leases."""
@@ -240,7 +245,10 @@ class EtcdQueues(TimedQueue):
             where = "the leader is not named in the setting, or does not answer: its clock is not known"
         return ServerTimers(found, member.status.version, where)
 
-    def _see_cluster(self, alive: Iterable[_Member], now_ns: int, deadline_s: float) -> None:
+    def _see_cluster(self, alive: Sequence[_Member], now_ns: int, deadline_s: float) -> None:
+        ids = [one.status.cluster_id for one in alive if one.status is not None]
+        if self._cluster_id not in ids and 2 * len(ids) > len(self._members):  # restored from a snapshot
+            self._cluster_id, self._leader, self._term, self._names = ids[0], 0, 0, {}
         for one in alive:
             assert one.status is not None
             self._cluster_id = self._cluster_id or one.status.cluster_id
@@ -274,6 +282,7 @@ class EtcdQueues(TimedQueue):
         role = "cut off" if not status.leader else "primary" if self._leads(member) else "replica"
         common |= {
             "consumer_group": member.name,
+            "poll_ns": member.took_ns,  # another member may take longer
             "server_role": role,
             "memory_bytes": metrics.get("memory_bytes"),
             "errors": ", ".join(f"{name} 1" for name in status.alarms),

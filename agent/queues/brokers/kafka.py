@@ -49,6 +49,7 @@ BOUNDS = (
 _TIMEOUT_S = 0.8  # of the first question of a poll
 _RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka refuses
 _LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
+_FOR_EVER_MS = 100 * 365 * 86_400_000  # a retention.ms such as the largest number means no limit
 _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PORT = 9092
@@ -188,7 +189,7 @@ class _Topic:
         policy, limit_ms = settings.get("cleanup.policy", ""), int(settings.get("retention.ms", -1))
         self.compacted = "compact" in policy
         self.create_time = settings.get("message.timestamp.type") != "LogAppendTime"
-        self.retention_s = limit_ms / 1000 if "delete" in policy and limit_ms >= 0 else nan
+        self.retention_s = limit_ms / 1000 if "delete" in policy and 0 <= limit_ms < _FOR_EVER_MS else nan
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             *self._others(names, committed, known, {row["consumer_group"] for row in gone}),
             *({"reason": why} for why in self._left_out),
         ]
+        failures = [one for one in (*committed.values(), *offsets.values()) if isinstance(one, Failure)]
+        if any(one.kind == "no_answer" for one in failures):
+            # One broker took the time of the poll: how long the others took is not known.
+            rows = [row if "failure" in row else {**row, "poll_ns": None} for row in rows]
         self._timers = [*timers, *(self._tail.ids.timers() if self._tail is not None else ())]
         return rows or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
 
@@ -631,7 +636,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if self._tail is None:
             return
         ends = {key: at.end for key, at in offsets.items() if isinstance(at, _Offsets)}
-        found = self._tail.read(ends, self._server.librdkafka(), now_ns)
+        found = self._tail.read(ends, self._server.librdkafka, now_ns)
         self._ordered = [
             {**row, "cluster": self._cluster, "destination": _shown(str(row["destination"]))} for row in found
         ]
