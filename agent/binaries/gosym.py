@@ -51,8 +51,8 @@ class GoBinary(Elf):
     The bytes read are bounded. Memory is that of the function table (8 bytes per function) and a piece of 1 MB.
     """
 
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd, BUDGET)
+    def __init__(self, fd: int, budget: int = BUDGET) -> None:
+        super().__init__(fd, budget)
 
     @cached_property
     def build(self) -> BuildInfo | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-
-if TYPE_CHECKING:
-    from agent.correlate.catalogue import Symptom
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,17 @@ class Rise:
     instead: str = ""
 
 
+class JudgedSymptom(Protocol):
+    """What a watch uses of a symptom (``Symptom`` in agent/correlate/catalogue.py)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def adopted(self) -> bool: ...
+    @property
+    def judge(self) -> Callable[[Any, Second], None] | None: ...
+
+
 class Watch(ABC):
     """Watches one kind of subject. Subclasses fill ``series`` and describe episodes; their symptoms judge the
     seconds.
@@ -52,14 +60,14 @@ class Watch(ABC):
 
     def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
-        self._symptoms: Sequence[Symptom] = ()
+        self._symptoms: Sequence[JudgedSymptom] = ()
         self._guard = Guard()
         self.series = Series(self.metrics, config.subjects)
         self.active: dict[tuple[str, int], Episode] = {}
         self._active_slots = np.empty(0, np.int64)
         self._opened: list[Episode] = []
 
-    def judged_by(self, symptoms: Sequence[Symptom], guard: Guard) -> Self:
+    def judged_by(self, symptoms: Sequence[JudgedSymptom], guard: Guard) -> Self:
         """The same with the symptoms that judge its subjects. guard: contains their errors."""
         self._symptoms, self._guard = symptoms, guard
         return self
