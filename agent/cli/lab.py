@@ -125,14 +125,14 @@ def run(
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Seed of the first sitting. Those from 1,000,000 on are never used for tuning.",
+    help="Seed of the first session. Those from 1,000,000 on are never used for tuning.",
 )
 @click.option(
     "--each",
     type=click.IntRange(1),
     default=12,
     show_default=True,
-    help="Faults per sitting. Agent and workload are restarted for each sitting.",
+    help="Faults per session. Agent and workload are restarted for each session.",
 )
 @click.option(
     "--kind",
@@ -155,7 +155,7 @@ def bench(
     out: Path,
     fmt: str,
 ) -> None:
-    """Inject many faults of all kinds, in sittings, and print the score. Started again with the same directory, it
+    """Inject many faults of all kinds, in sessions, and print the score. Started again with the same directory, it
     continues where it stopped.
     """
     from subprocess import CalledProcessError
@@ -172,19 +172,19 @@ def bench(
         place = out / f"{seed:07d}"
         if (place / FILE).exists():
             continue
-        note(f"sitting {n + 1} of {len(sessions)}, seed {seed}")
+        note(f"session {n + 1} of {len(sessions)}, seed {seed}")
         try:
             _played(session(chosen, seed, faults, there), seed, place, frozenset())
         except (AgentError, OSError, CalledProcessError) as error:  # the other results are still useful
             if isinstance(error, AgentError) and error.exit_code == PRIVILEGE:
                 raise
-            for line in f"sitting {n + 1} failed: {error}".splitlines():
+            for line in f"session {n + 1} failed: {error}".splitlines():
                 note(line)
             failed += 1
     if not failed or any(out.rglob(FILE)):
         _score(out, fmt)
     if failed:
-        raise AgentError(f"{failed} of {len(sessions)} sittings failed", remedy="the same command tries them again")
+        raise AgentError(f"{failed} of {len(sessions)} sessions failed", remedy="the same command tries them again")
 
 
 @command.command("score")
@@ -198,7 +198,7 @@ def bench(
 )
 @options.output
 def score(directory: Path, without: tuple[str, ...], fmt: str) -> None:
-    """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the recorded truth. Needs
+    """Replay the recordings in DIR, of one session or of many, and compare the findings with the recorded truth. Needs
     no root.
     """
     _score(directory, fmt, without)

@@ -1,11 +1,11 @@
 """Makes kept recordings of a bench: of each kind of fault one that was felt, some pairs, and quiet times; each cut out
-of its sitting with the quarter of a minute before it, with only what the correlator reads. And today's figures as the
+of its session with the quarter of a minute before it, with only what the correlator reads. And today's figures as the
 floor of CI.
 
     python -m tests.lab.keep BENCH tests/unit/data/lab [--add]
 
 Whatever was kept there before is replaced, or, with --add, what is missing there of today's kinds is added to it.
-Sittings whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
+Sessions whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BEFORE_NS, AFTER_NS = 14_000_000_000, 6_000_000_000
 #: What a fault leaves is over this long after it was felt for the last time.
 LEFT_NS = 4_000_000_000
 PAIRS, QUIET, LEAST = 5, 3, 40
-#: So many of a kind are tried until one is judged alone as it was within its sitting.
+#: So many of a kind are tried until one is judged alone as it was within its session.
 TRIES = 3
 
 
 @dataclass
 class Piece:
-    """One fault, two at once, or a quiet time, of a sitting. verdicts: what each fault's cause was said to be in the
-    whole sitting.
+    """One fault, two at once, or a quiet time, of a session. verdicts: what each fault's cause was said to be in the
+    whole session.
     """
 
     session: LabSession
@@ -132,7 +132,7 @@ def part(events: Iterable[Batch | int], from_ns: int, until_ns: int) -> Iterator
 
 
 def like_the_whole(piece: Piece) -> bool:
-    """Whether it is judged alone as it was within its sitting."""
+    """Whether it is judged alone as it was within its session."""
     with tempfile.TemporaryDirectory() as room:
         piece.write(Path(room) / "packed" / piece.name)
         (place,) = unpacked(Path(room) / "packed", Path(room))
@@ -154,7 +154,7 @@ def chosen(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def first(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """The best so many: before others those that are judged alone as within their sitting, as far as they are tried."""
+    """The best so many: before others those that are judged alone as within their session, as far as they are tried."""
     tried = list(pieces[: count * TRIES])
     good = [piece for piece in tried if like_the_whole(piece)][:count]
     return [*good, *[piece for piece in tried if piece not in good]][:count]
@@ -171,7 +171,7 @@ def floor(kept: Path) -> None:
 
 
 def missing(pieces: Sequence[Piece], kept: Path) -> list[Piece]:
-    """One of each kind that is not kept yet, and whose sitting has no piece of that name there."""
+    """One of each kind that is not kept yet, and whose session has no piece of that name there."""
     there = {fault.kind for place in sessions(kept) for fault in Truth.read(place).faults}
     new = [p for p in pieces if p.has_impact and not (kept / p.name).exists()]
     wanted = sorted({fault.kind for piece in new for fault in piece.faults} - there)
@@ -189,7 +189,7 @@ def main(bench: Path, kept: Path, add: bool) -> None:
     floor(kept)
     size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
     odd = sum(not like_the_whole(p) for p in taken)
-    print(f"{len(taken)} of {len(pieces)} taken, {size} bytes; {odd} are judged otherwise than within their sitting")
+    print(f"{len(taken)} of {len(pieces)} taken, {size} bytes; {odd} are judged otherwise than within their session")
 
 
 if __name__ == "__main__":

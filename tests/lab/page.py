@@ -1,4 +1,4 @@
-"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR [SEED...]``. SEED: of sittings by which rules
+"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR [SEED...]``. SEED: of sessions by which rules
 were mended.
 """
 
@@ -63,14 +63,14 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
             "These seeds are held back: nothing was tuned by them. "
             if not mended
             else (
-                f"Rules were changed after examining {len(mended)} of these sittings; the others were not examined"
+                f"Rules were changed after examining {len(mended)} of these sessions; the others were not examined"
                 " before. All are replays of what was recorded. "
             )
         )
     )
     yield "# The score of the diagnosis\n"
     yield (
-        f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sittings, seeds"
+        f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sessions, seeds"
         f" {min(t.seed for t in truths)} to {max(t.seed for t in truths)}, kernel"
         f" {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors. What the figures mean:"
         " [lab.md](lab.md). " + tuned + "Written by `python -m tests.lab.page`.\n"

@@ -44,7 +44,7 @@ def write(path: Path, head: Head, events: Iterable[Batch | int]) -> None:
 
 
 def unpacked(kept: Path, room: Path) -> list[Path]:
-    """Sittings in ``room``, as ``agent.lab.replay`` reads them, of those that are kept."""
+    """Sessions in ``room``, as ``agent.lab.replay`` reads them, of those that are kept."""
     places = []
     for packed in sorted(kept.glob(f"*/{NAME}")):
         place = room / packed.parent.name

@@ -1,4 +1,4 @@
-"""Kept sittings of the laboratory, replayed: the diagnosis must not fall behind what it was. Made by ``python -m
+"""Kept sessions of the laboratory, replayed: the diagnosis must not fall behind what it was. Made by ``python -m
 tests.lab.keep``. A replay gives the same findings each time, so the floor is today's score with nothing taken off.
 """
 

@@ -367,7 +367,7 @@ def test_the_commonest_cause_is_the_bar() -> None:
     assert figures["always_guessing"] == {"cause": "process_stopped", "top1_cause": 0.667}
 
 
-def test_a_sitting_that_hangs_is_given_up() -> None:
+def test_a_session_that_hangs_is_given_up() -> None:
     with pytest.raises(AgentError, match="did not end within"), at_most(0.05):
         time.sleep(10)
     with at_most(0.05):

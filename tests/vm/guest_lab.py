@@ -1,7 +1,7 @@
-"""In the VM: sittings of the laboratory with a small workload, whose clock is moved by hours. tests/vm/lab.py starts
+"""In the VM: sessions of the laboratory with a small workload, whose clock is moved by hours. tests/vm/lab.py starts
 it.
 
-What a sitting leaves is copied to the last argument when it is whole: a file of the host's costs an emulated machine
+What a session leaves is copied to the last argument when it is whole: a file of the host's costs an emulated machine
 much with each line.
 """
 
@@ -54,11 +54,11 @@ def main() -> int:
         if (kept / FILE).exists():  # the emulator broke this machine once, and it was started again
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            place = Path(scratch) / "sitting"
+            place = Path(scratch) / "session"
             try:
                 LabSession(session(chosen, seed, faults, small), seed, place, workload=small, patience=PATIENCE).play()
             except AgentError as error:
-                print(f"sitting {seed}: {error}", file=sys.stderr)
+                print(f"session {seed}: {error}", file=sys.stderr)
                 failed += 1
                 continue
             shutil.copytree(place, kept.with_suffix(".part"), dirs_exist_ok=True)

@@ -23,8 +23,8 @@ KINDS = [name for name, kind in kinds().items() if "throwaway_vm" in kind.needs]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm.lab", description=__doc__)
     parser.add_argument("--runs", type=int, default=len(KINDS), metavar="N", help="how many faults (%(default)s)")
-    parser.add_argument("--seed-from", type=int, default=1, metavar="S", help="seed of the first sitting (%(default)s)")
-    parser.add_argument("--each", type=int, default=8, metavar="N", help="faults a sitting (%(default)s)")
+    parser.add_argument("--seed-from", type=int, default=1, metavar="S", help="seed of the first session (%(default)s)")
+    parser.add_argument("--each", type=int, default=8, metavar="N", help="faults a session (%(default)s)")
     parser.add_argument(
         "--kind",
         action="append",
