@@ -30,8 +30,8 @@ def session(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, L
     chance = random.Random(f"sitting/{seed}")
     brokers = sorted({kind.system for kind in kinds} - {""})
     if len(brokers) > 1:
-        one_of = {"", chance.choice(brokers)}
-        kinds = [kind for kind in kinds if kind.system in one_of and one_of.isdisjoint(kind.ends)]
+        brokers = [chance.choice(brokers)]
+    kinds = [kind for kind in kinds if kind.system in ("", *brokers) and not set(brokers) & set(kind.ends)]
     names: list[Kind] = []
     while len(names) < faults:
         names += chance.sample(list(kinds), len(kinds))

@@ -42,7 +42,11 @@ DECLARED = (
             "how the poll failed; unasked: tickscope's broker process was down; permission: commands were refused;"
             " null: the poll succeeded",
         ),
-        i64("poll_ns", "duration of the poll", "ns"),
+        i64(
+            "poll_ns",
+            "duration of the poll of this server; null: not known (Kafka, while another broker does not answer)",
+            "ns",
+        ),
         peer("the server's ip:port"),
         text(
             "holder",

@@ -17,7 +17,7 @@ from agent.batch import Batch
 from agent.clock.daemons.daemon_source import TimeDaemons
 from agent.clock.daemons.settings import NtpSettings
 from agent.correlate.correlator import Correlator
-from agent.lab.stage.tun_link import Cable
+from tests.cable import Cable
 from agent.tables import TABLES
 from tests.lab.ntpserver import NtpServer
 from tests.lab.timedaemons import Daemon, chronyc, chronyd, ntpd, ntpq

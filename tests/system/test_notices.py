@@ -95,7 +95,9 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     )
     end = time.monotonic() + 20 * PATIENCE
     while missing := [line for line in lines if line not in page()]:  # a drift is the slope over ten seconds
-        assert time.monotonic() < end, (missing, [line for line in page().splitlines() if "_notices_" in line])
+        assert time.monotonic() < end, "\n".join(
+            [*missing, *(line for line in page().splitlines() if "_notices_" in line)]
+        )
         time.sleep(0.5)
     client.close()
     rows = agent.rows("clock_change", "kind = 'step' AND abs(size_ns) < 5000", 2)
