@@ -17,8 +17,8 @@ from agent.batch import Batch
 from agent.clock.daemons.daemon_source import TimeDaemons
 from agent.clock.daemons.settings import NtpSettings
 from agent.correlate.correlator import Correlator
-from tests.cable import Cable
 from agent.tables import TABLES
+from tests.cable import Cable
 from tests.lab.ntpserver import NtpServer
 from tests.lab.timedaemons import Daemon, chronyc, chronyd, ntpd, ntpq
 from tests.patience import PATIENCE
