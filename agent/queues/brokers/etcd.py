@@ -249,6 +249,8 @@ class EtcdQueues(TimedQueue):
         ids = [one.status.cluster_id for one in alive if one.status is not None]
         if self._cluster_id not in ids and 2 * len(ids) > len(self._members):  # restored from a snapshot
             self._cluster_id, self._leader, self._term, self._names = ids[0], 0, 0, {}
+            for member in self._members:  # ids of the old cluster
+                member.number = 0
         for one in alive:
             assert one.status is not None
             self._cluster_id = self._cluster_id or one.status.cluster_id
