@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import APP_PID, REDIS, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
 NETNS = 4026531840
@@ -123,6 +123,25 @@ def test_errors_that_pass_through_others_are_those_of_the_last_one(
     assert (finding["culprit_pid"], finding["culprit_object"]) == (DATABASE, "127.0.0.1:5432")
     assert output.decode() in str(finding["sentence"])
     assert finding["state"] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"), [(b"OOM", "resource_limit"), (b"READONLY", "failover"), (b"ERR", "server_error")]
+)
+def test_a_limiter_fails_because_its_server_answers_with_errors(output: bytes, cause: str) -> None:
+    """Nobody polls the server, and most of its answers are well."""
+    host = Host()
+    for a, b in ((0, 30), (30, 33), (33, UNTIL)):
+        host.rtt(a, b)
+        host.server(a, b)
+        failed: dict[str, Any] = {"result": code("limiter_decision", "result", "error")} if a == 30 else {}
+        host.decisions(a, b, **failed)
+        answers(host, a, b, APP_PID, REDIS, b"redis", n=200)
+    answers(host, 30, 33, APP_PID, REDIS, b"redis", output, n=30)
+    for finding in latest(run(host, UNTIL)):
+        assert (finding["symptom"], finding["cause"]) == ("service_errors", cause), finding["sentence"]
+        assert output.decode() in str(finding["sentence"])
+    assert "limiter api" in str(finding["sentence"])
 
 
 def test_what_was_answered_with_errors_all_the_time_is_no_news() -> None:
