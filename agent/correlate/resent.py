@@ -1,9 +1,10 @@
 """Retransmissions to a peer: how many of how many segments, whether the segments had been lost, and how long a wait
 they can explain. Pure.
 
-A peer that gets a segment twice reports it (DSACK): its acknowledgement was late, and nothing was lost; or that was lost
-on its way back. One that is later than the retransmission timeout makes the smoothed RTT longer. Linux waits for 200 ms plus a round trip before it retransmits a segment, for a second before it retransmits a SYN, and
-twice as long each time. So a wait that is far longer than the number of tries explains has another reason.
+A peer that gets a segment twice reports it (DSACK): its acknowledgement was late, and nothing was lost; or that was
+lost on its way back. One that is later than the retransmission timeout makes the smoothed RTT longer. Linux waits for
+200 ms plus a round trip before it retransmits a segment, for a second before it retransmits a SYN, and twice as long
+each time. So a wait that is far longer than the number of tries explains has another reason.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _LATE_US = 20_000
 @dataclass(frozen=True)
 class Resent:
     """again: retransmitted segments, including the peer's own if it is on this host; sent: to it meanwhile, None if
-    unknown; doubled: of these, those that it had already; late: whether acknowledgements were later than the timeout. syns: retransmitted SYNs, which a kernel answers, whatever
-    its server does. answered: of the retransmissions, the peer's own.
+    unknown; doubled: of these, those that it had already; late: whether acknowledgements were later than the timeout.
+    syns: retransmitted SYNs, which a kernel answers, whatever its server does. answered: of the retransmissions, the
+    peer's own.
     """
 
     again: int
