@@ -32,8 +32,12 @@ READS = {
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
-#: Redis error words that redirect clients or are part of normal use: no errors.
-_ORDERLY = (b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
+#: Errors of Redis that redirect clients or are part of normal use: no errors. Unknown are subcommands, as CLIENT SETINFO
+#: with which clients introduce themselves is to older servers.
+_ORDERLY = (
+    *(b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT"),
+    *(b"ERR unknown", b"ERR Unknown"),
+)
 #: Errors that programs provoke on purpose and handle: wrong values, duplicate rows, transactions to be retried.
 #: PostgreSQL's by prefix, and MySQL's.
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")

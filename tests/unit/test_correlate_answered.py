@@ -235,8 +235,9 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     assert len(found) == 1
 
 
-def test_redirections_of_a_cluster_are_no_errors() -> None:
-    assert latest(run(chain(b"", b"", b"MOVED", b"redis"), UNTIL)) == []
+@pytest.mark.parametrize("output", [b"MOVED", b"ERR unknown"])
+def test_redirections_of_a_cluster_and_introductions_are_no_errors(output: bytes) -> None:
+    assert latest(run(chain(b"", b"", output, b"redis"), UNTIL)) == []
 
 
 def test_an_error_of_its_own_is_reported_as_such() -> None:
