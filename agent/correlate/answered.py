@@ -32,8 +32,8 @@ READS = {
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
-#: Errors of Redis that redirect clients or are part of normal use: no errors. Unknown are subcommands: clients introduce
-#: themselves with CLIENT SETINFO, also to older servers.
+#: Errors of Redis that redirect clients or are part of normal use: no errors. Unknown are subcommands: clients
+#: introduce themselves with CLIENT SETINFO, also to older servers.
 _ORDERLY = (
     *(b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT"),
     *(b"ERR unknown", b"ERR Unknown"),
