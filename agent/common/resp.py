@@ -18,6 +18,7 @@ import hiredis
 
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
+from agent.common.lookup import connect
 from agent.common.tls import client_context, error_text
 from agent.errors import USAGE, AgentError
 
@@ -231,7 +232,7 @@ class RespClient:
             self._socket.settimeout(_left(deadline))
             self._socket.connect(url.path)
         else:
-            self._socket = socket.create_connection((url.host, url.port), timeout=_left(deadline))
+            self._socket = connect(url.host, url.port, deadline)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = self._socket.getpeername()[:2]
         if url.tls:

@@ -26,6 +26,9 @@ class ServerSection:
     ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (TLS)")
     certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (TLS)")
     key_file: str = setting("", text("the path of a file"), "key of that certificate")
+    cluster: str = setting(
+        "", text("a name"), "name that stays the same at another address; none: the cluster's own, or host:port"
+    )
 
     @property
     def address(self) -> Any:
