@@ -83,6 +83,11 @@ class RedisUrl:
         where = self.path or with_port(self.host, self.port)
         return f"{self.service}@{where}" if self.service else where
 
+    @property
+    def database(self) -> str:
+        """The server, with the database unless that is 0: queues of one name in two of them are not the same."""
+        return f"{self.server}/{self.db}" if self.db else self.server
+
     def at(self, host: str, port: int) -> RedisUrl:
         """The same of one server."""
         return replace(self, host=host, port=port, kind="", service="", addresses=())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.brokers import POLLER, failed_by_itself
+from agent.correlate.brokers import POLLER, failed_by_itself, failure
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.path import ENOUGH, rtt_us
@@ -16,7 +16,7 @@ from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import LEAD_NS, View, addresses, place, to_peer
 from agent.correlate.waits import CPUS, NETWORK, SHARE
-from agent.correlate.words import peer, process, text
+from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
@@ -240,6 +240,6 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
         end_ns=int(bad["t_ns"][-1]),
         keys={"peer": where},
     )
-    why = text(polls[failed]["reason"][-1]).rpartition(f"{where}: ")[2] if failed.any() else ""
+    why = failure(polls[failed]["reason"][-1], where) if failed.any() else ""
     culprit = Culprit(server[1], server[0], where) if server else Culprit(object=where)
     return BrokerOutage(bool(failed.any()), gone, why, place(where, raw, view.home), culprit, seen)

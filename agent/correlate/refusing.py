@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.brokers import failed_by_itself
+from agent.correlate.brokers import failed_by_itself, failure
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
@@ -110,7 +110,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
         Culprit(server[1], server[0], name) if server else Culprit(object=name),
         own,
         errors,
-        tuple(dict.fromkeys(text(why).rpartition(f"{name}: ")[2] for why in down["reason"])),
+        tuple(dict.fromkeys(failure(why, name) for why in down["reason"])),
         turned,
         (
             _last(before["server_role"]),
