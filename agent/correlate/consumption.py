@@ -214,15 +214,23 @@ def of_removed(cause: str, rule: Rule, statuses: tuple[bytes, ...]) -> Rule:
 
 
 def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
-    """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it."""
-    _, destination, partition, group, _ = (str(part).encode() for part in episode.key)
+    """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it.
+
+    A consumer that reports messages need not name system, partition and cluster, and may have a name of its own for the
+    cluster. Its queue is then the only one with the other names; if there are several, there are no rows.
+    """
+    system, destination, partition, group, _ = (str(part).encode() for part in episode.key)
+    reported = episode.facts.get("produced") == 0  # by a consumer (agent/correlate/message_order.py)
     polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns)
     polls = polls[(polls["destination"] == destination) & (polls["consumer_group"] == group)]
-    polls = polls[polls["partition"] == partition]
-    for column in ("system", "cluster"):  # another one may have a queue of that name
-        if its := str(episode.keys.get(column) or ""):  # a consumer that reports messages need not name it
-            polls = polls[polls[column] == its.encode()]
-    return np.asarray(polls)
+    if system or not reported:
+        polls = polls[polls["system"] == system]
+    if partition or not reported:
+        polls = polls[polls["partition"] == partition]
+    its = polls[polls["cluster"] == str(episode.keys.get("cluster") or "").encode()]
+    if len(its) or not reported:
+        return np.asarray(its)
+    return np.asarray(polls if len(np.unique(polls[["system", "cluster"]])) == 1 else its)
 
 
 def _idle_share(episode: Episode, view: View) -> float | None:
