@@ -519,7 +519,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Duration of the last poll of the server.",
         "queue_lag",
-        _QUEUE[:2],
+        (*_QUEUE[:2], "peer"),
         "poll_ns",
         "ns",
     ),

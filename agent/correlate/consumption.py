@@ -214,15 +214,24 @@ def of_removed(cause: str, rule: Rule, statuses: tuple[bytes, ...]) -> Rule:
 
 
 def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
-    """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it."""
-    its = dict(zip(("destination", "partition", "consumer_group"), episode.key[1:4], strict=True))
-    # Another system or cluster may have a queue of that name; a consumer that reports messages need not name them.
-    its |= {name: episode.keys[name] for name in ("system", "cluster") if episode.keys.get(name)}
+    """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it.
+
+    A consumer that reports messages need not name system, partition and cluster, and may have a name of its own for the
+    cluster. Its queue is then the only one with the other names; if there are several, there are no rows.
+    """
+    system, destination, partition, group, _ = (str(part).encode() for part in episode.key)
+    reported = episode.facts.get("produced") == 0  # by a consumer (agent/correlate/message_order.py)
+    its = {"destination": destination, "consumer_group": group}
+    its |= {name: it for name, it in (("system", system), ("partition", partition)) if it or not reported}
 
     def which(polls: np.ndarray) -> np.ndarray:
-        return np.asarray(np.logical_and.reduce([polls[name] == str(it).encode() for name, it in its.items()]))
+        return np.asarray(np.logical_and.reduce([polls[name] == it for name, it in its.items()]))
 
-    return view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns, which)
+    polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns, which)
+    own = polls[polls["cluster"] == str(episode.keys.get("cluster") or "").encode()]
+    if len(own) or not reported:
+        return np.asarray(own)
+    return np.asarray(polls if len(np.unique(polls[["system", "cluster"]])) == 1 else own)
 
 
 def _idle_share(episode: Episode, view: View) -> float | None:

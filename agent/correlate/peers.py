@@ -11,6 +11,7 @@ import numpy as np
 
 from agent.common.alike import begins, least, most, packed
 from agent.common.copies import pick
+from agent.common.fairness import UpperBound
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import among, columns_of, groups
@@ -32,6 +33,16 @@ RTO_NS = 200_000_000
 RESENT_NS, RATIO = 180_000_000, 5.0
 #: Pairs of a process and a peer that have a baseline of their own.
 _PAIRS = 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "pairs of a process and a peer whose usual wait is known",
+        _PAIRS,
+        "far longer waits of the others are not found",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+)
 #: A regular peer is seen in this share of so many seconds; after so many tries regularity does not matter.
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: Columns that symptoms of peers read.
@@ -65,6 +76,10 @@ class PeerWatch(EndWatch):
         # The longest waits of each process for each peer. Some clients of a peer wait for it all the time (consumers to
         # which it pushes messages), others hardly ever (producers).
         self._pairs = Series(("wait_ns",), _PAIRS)
+
+    @property
+    def dropped(self) -> int:
+        return super().dropped + self._pairs.dropped
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self._pairs.begin(second)

@@ -222,11 +222,13 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
     polls = polls[len(before) :]
     down = polls["status"] == b"down"
     long_ns = max(view.config.poll_stall_ns, _LONGER * float(np.median(usual)) if len(usual) else 0.0)
-    bad = polls[down | (polls["poll_ns"] >= long_ns)]
-    if not len(bad):
+    at = np.flatnonzero(down | (polls["poll_ns"] >= long_ns))
+    if not len(at):
         return None
+    bad = polls[at]
     failed = down & (polls["failure"] != _NO_ANSWER)
-    gone = float(bad["t_ns"][-1] - bad["t_ns"][0] + max(0, int(bad["poll_ns"][0])))
+    runs = np.split(bad, np.flatnonzero(np.diff(at) > 1) + 1)  # between them it answered as usual
+    gone = float(sum(run["t_ns"][-1] - run["t_ns"][0] + max(0, int(run["poll_ns"][0])) for run in runs))
     if gone < 0.3 * (episode.end_ns - episode.start_ns):
         return None
     server = view.server(raw, view.home, episode)

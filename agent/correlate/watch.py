@@ -72,6 +72,11 @@ class Watch(ABC):
         self._symptoms, self._guard = symptoms, guard
         return self
 
+    @property
+    def dropped(self) -> int:
+        """Subjects for which there was no room, each counted in each second."""
+        return self.series.dropped
+
     def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds all active ones."""
         self.series.begin(second)

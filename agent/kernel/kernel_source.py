@@ -153,6 +153,8 @@ class KernelSource(Finishing, Parted, Waking, Readable, Pending, Due):
 
     def _read_ring(self, ring: Ring, reader: RingReader) -> Iterator[Batch]:
         records = reader.drain()
+        if reader.refusal is not None:
+            self.faults.failed(ring.map, reader.refusal)  # ``_part`` counts none in a row: the records are still there
         if self.faults.out(ring.map):
             self._skipped[ring.map] += len(records)
         elif len(records):

@@ -7,12 +7,15 @@ discarded), u32 page offset, payload, padded to 8 bytes. One record size a ring 
 
 from __future__ import annotations
 
+import errno
 import mmap
 
 import numpy as np
 
 from agent.kernel import bpf
 
+#: Errors that may be gone at the next drain: mmap duplicates the descriptor.
+_FOR_NOW = (errno.EMFILE, errno.ENOMEM)
 _BUSY, _DISCARDED, _HEADER = np.uint32(1 << 31), np.uint32(1 << 30), 8
 
 
@@ -32,8 +35,11 @@ class RingReader:
     """Reads records of one dtype. Raises OSError where the map cannot be mapped, ValueError where it is no ring buffer.
 
     ``drain`` returns copies: the kernel may reuse the space at once. It maps only the pages with new records, for as
-    long as it copies them: all pages of a mapping count as memory of this process, written or not.
+    long as it copies them: all pages of a mapping count as memory of this process, written or not. refusal: why the
+    last drain could not map them; None if it could.
     """
+
+    refusal: OSError | None = None
 
     def __init__(self, fd: int, record: np.dtype[np.void]) -> None:
         kind, _, _, self.size = bpf.map_info(fd)
@@ -62,15 +68,23 @@ class RingReader:
 
     def drain(self) -> np.ndarray:
         """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being
-        written.
+        written. Without a descriptor or memory for the mapping it takes none: they stay in the ring (``refusal``).
         """
+        self.refusal = None
         start, end = self._consumer[0], self._producer[0]
         n = (end - start) // self.stride
         if n == 0:
             return self._none
         page, size = mmap.PAGESIZE, n * self.stride
         before, at = divmod(start % self.size, page)
-        with mmap.mmap(self.fd, at + size, mmap.MAP_SHARED, mmap.PROT_READ, offset=(2 + before) * page) as new:
+        try:
+            new = mmap.mmap(self.fd, at + size, mmap.MAP_SHARED, mmap.PROT_READ, offset=(2 + before) * page)
+        except OSError as error:
+            if error.errno not in _FOR_NOW:
+                raise
+            self.refusal = error
+            return self._none
+        with new:
             n, dropped = finished(np.frombuffer(new, "<u4", size // 4, at)[:: self.stride // 4].copy())
             # Copied as bytes: numpy copies a structured array field by field, which takes ten times as long.
             raw = np.frombuffer(new, np.uint8, n * self.stride, at).copy()

@@ -41,6 +41,7 @@ class Side:
         self.revision = 0
         self.read: int | None = 0
         self.count = 0
+        self._cluster_id = 0
         self._at, self._next = 0, b""
 
     def update(self, member: EtcdMember, deadline_s: float) -> set[bytes]:
@@ -58,7 +59,10 @@ class Side:
 
     def _first(self, member: EtcdMember, deadline_s: float) -> set[bytes]:
         page = self._page(member, deadline_s, at=self._at, start=self._next)
-        self._at = self._at or page.revision
+        if self._at and page.cluster_id != self._cluster_id:
+            self.forget()
+            return set()
+        self._at, self._cluster_id = self._at or page.revision, page.cluster_id
         self.count = page.count if not self._next else self.count
         self._take(page)
         self.read = len(self.keys)
@@ -70,7 +74,8 @@ class Side:
 
     def _changes(self, member: EtcdMember, deadline_s: float) -> set[bytes]:
         page = self._page(member, deadline_s, since=self.revision + 1)
-        if page.revision < self.revision:  # restored from a backup, or another cluster answers
+        # Restored from a backup, or another cluster answers.
+        if page.revision < self.revision or page.cluster_id != self._cluster_id:
             self.forget()
             return set()
         at, changed = page.revision, self._take(page)

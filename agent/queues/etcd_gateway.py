@@ -84,13 +84,14 @@ class LeaseState(NamedTuple):
 @dataclass(frozen=True)
 class KeyPage:
     """``/v3/kv/range``. revision: of the whole store, when it was read. count: keys of the range. more: whether keys
-    follow the last one here.
+    follow the last one here. cluster_id: of the member that answered.
     """
 
     revision: int
     count: int
     more: bool
     keys: dict[bytes, KeyState]
+    cluster_id: int = 0
 
 
 def read_status(answer: bytes) -> MemberStatus:
@@ -151,8 +152,9 @@ def read_page(answer: bytes) -> KeyPage:
     for one in map(_mapping, _list(given, "kvs")):
         value = blake2b(_bytes(one, "value"), digest_size=8).digest()
         keys[_bytes(one, "key")] = KeyState(number(one, "mod_revision"), value)
-    revision = number(_mapping(given.get("header")), "revision")
-    return KeyPage(revision, number(given, "count"), given.get("more", False) is True, keys)
+    header = _mapping(given.get("header"))
+    revision, cluster_id = number(header, "revision"), number(header, "cluster_id", _MOST_ID)
+    return KeyPage(revision, number(given, "count"), given.get("more", False) is True, keys, cluster_id)
 
 
 def read_metrics(answer: bytes) -> dict[str, int]:

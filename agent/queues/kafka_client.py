@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
+
+from agent.common.clocks import boot_ns
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Key = tuple[str, int]  #: topic and partition
+Node = tuple[str, int]  #: host and port of a broker
 
 #: librdkafka's connections. A refused or lost one is tried again soon, with jitter.
 CONNECTING = {
@@ -41,7 +45,7 @@ _KINDS = {
     "login": "_AUTHENTICATION SASL_AUTHENTICATION_FAILED",
     "no_answer": "_TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT _WAIT_COORD COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR"
     " COORDINATOR_LOAD_IN_PROGRESS LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION _TRANSPORT _ALL_BROKERS_DOWN"
-    " BROKER_NOT_AVAILABLE",
+    " BROKER_NOT_AVAILABLE _NOENT",  # the last one: none of the partitions of a question has a leader
 }
 _KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 #: They say less than the error of a connection that led to them.
@@ -104,6 +108,9 @@ class KafkaConnection:
     """An AdminClient. Raises KafkaDown if librdkafka refuses the settings, for example because it cannot read a
     certificate. timeout_s: of ``cluster_id``; the other questions may take longer, since their answers may be large.
 
+    nodes: brokers of the cluster, as of ``cluster_id``. took_ns: how long each broker took since then for its own
+    answers, as far as the caller knows which one answers what.
+
     librdkafka 2.16 crashes in two cases, which end this process:
       - A broker comes back after questions about groups timed out (librdkafka#4605). So each poll begins with
         ``cluster_id``, which is safe, and a connection with a question that had no answer is not used again.
@@ -117,6 +124,7 @@ class KafkaConnection:
 
         self._first_s, self._timeout_s = timeout_s, _LARGE * timeout_s
         self._errors: deque[Any] = deque(maxlen=8)
+        self.nodes, self.took_ns = 0, Counter[Node | None]()
         try:
             self._admin: Any = AdminClient({**CONNECTING, **settings, "error_cb": self._errors.append})
         except (KafkaException, ValueError, TypeError) as error:
@@ -124,7 +132,10 @@ class KafkaConnection:
 
     def cluster_id(self) -> str:
         """Kafka's own id of the cluster. Raises KafkaDown."""
-        return str(self._alone(self._admin.describe_cluster(request_timeout=self._first_s)).cluster_id or "")
+        self.took_ns.clear()
+        found = self._alone(self._admin.describe_cluster(request_timeout=self._first_s))
+        self.nodes = len(found.nodes)
+        return str(found.cluster_id or "")
 
     def groups(self) -> list[str]:
         """Names of all groups that we may see; those of brokers that do not answer are missing. Raises KafkaDown."""
@@ -133,49 +144,56 @@ class KafkaConnection:
             raise self.down(Failure(_KIND.get(listed.errors[0].name(), "other"), _text(listed.errors[0])))
         return [group.group_id for group in listed.valid]
 
-    def described(self, groups: Sequence[str]) -> dict[str, Any]:
-        """ConsumerGroupDescription or Failure by group."""
-        if not groups:
-            return {}
-        asked = self._admin.describe_consumer_groups(list(groups), request_timeout=self._timeout_s)
-        return _answers(asked, self._until_s())
+    def described(self, groups: Mapping[str, Node | None]) -> dict[str, Any]:
+        """ConsumerGroupDescription or Failure by group. groups: with their coordinators; None: not known."""
 
-    def committed(self, groups: Iterable[str]) -> dict[str, dict[Key, int] | Failure]:
-        """Committed offsets or Failure by group. Ask only for groups that were just described."""
+        def ask(wanted: list[str]) -> dict[str, Future[Any]]:
+            return dict(self._admin.describe_consumer_groups(wanted, request_timeout=self._timeout_s))
+
+        return self._by_node(groups, ask)
+
+    def committed(self, groups: Mapping[str, Node | None]) -> dict[str, dict[Key, int] | Failure]:
+        """Committed offsets or Failure by group. Ask only for groups that were just described. groups: as there."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
-        asked: dict[str, Future[Any]] = {}
-        for group in groups:  # librdkafka takes one group a call
-            asked |= self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
-            )
+        def ask(wanted: list[str]) -> dict[str, Future[Any]]:
+            asked: dict[str, Future[Any]] = {}
+            for group in wanted:  # librdkafka takes one group a call
+                asked |= self._admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
+                )
+            return asked
+
         return {
             group: found
             if isinstance(found, Failure)
             else {(p.topic, p.partition): p.offset for p in found.topic_partitions if p.error is None and p.offset >= 0}
-            for group, found in _answers(asked, self._until_s()).items()
+            for group, found in self._by_node(groups, ask).items()
         }
 
-    def offsets(self, keys: Iterable[Key], spec: str, committed: bool = False) -> dict[Key, int | Failure]:
-        """Offsets of partitions. spec: latest or earliest. committed: latest is the first open transaction, if any. A
-        broker may say -1 without an error while a leader is elected.
+    def offsets(self, keys: Mapping[Key, Node | None], spec: str, committed: bool = False) -> dict[Key, int | Failure]:
+        """Offsets of partitions. keys: with their leaders; None: not known. spec: latest or earliest. committed: latest
+        is the first open transaction, if any. A broker may say -1 without an error while a leader is elected.
         """
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
         at = getattr(OffsetSpec, spec)()
-        wanted = {TopicPartition(*key): at for key in keys}
-        if not wanted:
-            return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout_s)
+
+        def ask(wanted: list[Key]) -> dict[Key, Future[Any]]:
+            asked = self._admin.list_offsets(
+                {TopicPartition(*key): at for key in wanted}, isolation_level=level, request_timeout=self._timeout_s
+            )
+            return {(partition.topic, partition.partition): future for partition, future in asked.items()}
+
         return {
-            (partition.topic, partition.partition): found
+            key: found
             if isinstance(found, Failure)
             else found.offset
             if found.offset >= 0
             else Failure("no_answer", "Leader not available")
-            for partition, found in _answers(asked, self._until_s()).items()
+            for key, found in self._by_node(keys, ask).items()
         }
 
     def topics(self, names: Iterable[str]) -> dict[str, Any]:
@@ -220,6 +238,28 @@ class KafkaConnection:
         """Forgets errors of connections, after a poll that succeeded."""
         self._serve()
         self._errors.clear()
+
+    def _by_node(self, wanted: Mapping[K, Node | None], ask: Callable[[list[K]], dict[K, Future[Any]]]) -> dict[K, Any]:
+        """The answers, asked for by broker, since librdkafka gives those to one question all at once. Counts in
+        ``took_ns``.
+        """
+        of: dict[Node | None, list[K]] = {}
+        for key, node in wanted.items():
+            of.setdefault(node, []).append(key)
+        begun_ns, ended_ns, asked = boot_ns(), dict[Node | None, int](), dict[K, Future[Any]]()
+
+        def end(node: Node | None, _: object) -> None:
+            ended_ns[node] = boot_ns()
+
+        for node, keys in of.items():
+            futures = ask(keys)
+            for future in futures.values():
+                future.add_done_callback(partial(end, node))
+            asked |= futures
+        found = _answers(asked, self._until_s())
+        for node in of:
+            self.took_ns[node] += ended_ns.get(node, boot_ns()) - begun_ns
+        return found
 
     def _alone(self, asked: Future[T]) -> T:
         """The answer to one question. Raises KafkaDown."""

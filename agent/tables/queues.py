@@ -44,7 +44,7 @@ DECLARED = (
         ),
         i64(
             "poll_ns",
-            "duration of the poll of this server; null: not known (Kafka, while another broker does not answer)",
+            "duration of the poll of this server (Kafka with several brokers: of its own answers); null: not known",
             "ns",
         ),
         peer("the server's ip:port"),

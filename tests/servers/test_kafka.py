@@ -354,7 +354,7 @@ def test_a_group_with_consumers(
     produce(kafka, topic, 17, 0)
     queue = opened(group)
     (row,) = until(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
-    assert (row["reason"], row["status"]) == (b"no such group", b"ok")
+    assert (row["reason"].partition(b":")[0], row["status"]) == (b"no such group", b"unknown")
     first = consume(topic, group, protocol)
     rows = until(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
     assert set(rows["group_state"]) == {b"stable"}
@@ -625,7 +625,7 @@ def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -
 
 def test_tls_with_the_right_certificate(kafka: Kafka) -> None:
     queue = login(kafka, tls=True, ca=str(kafka.ca), groups=["nobody"])
-    assert one(queue)["reason"] == b"no such group"
+    assert one(queue)["reason"].startswith(b"no such group")
     queue.close()
 
 

@@ -97,6 +97,29 @@ def test_a_jump_of_the_clock_by_hours_makes_them_due_again() -> None:
     assert "3 of 20 messages of celery queue orders were consumed again" in finding["sentence"]
 
 
+@pytest.mark.parametrize(
+    ("reported", "polled", "partition", "cause"),
+    [  # the name of the cluster, those of the clusters with a queue of that name, and their partition
+        (b"east", (b"east", b"west"), b"", "rebalance"),
+        (b"", (b"east",), b"", "rebalance"),
+        (b"", (b"east",), b"0", "rebalance"),
+        (b"production", (b"east",), b"", "rebalance"),  # the consumer's own name for it
+        (b"production", (b"east", b"west"), b"", "unknown"),
+        (b"", (b"east", b"west"), b"", "unknown"),
+    ],
+)
+def test_a_report_need_not_have_the_name_of_the_cluster_if_there_is_one_such_queue(
+    reported: bytes, polled: tuple[bytes, ...], partition: bytes, cause: str
+) -> None:
+    host = again(consumed(Host(), 0, 30, cluster=reported), 30, cluster=reported)
+    for cluster in polled:
+        rebalances = np.where(np.arange(UNTIL) < 29, 3, 5) if cluster == b"east" else 50
+        where = {**QUEUE, "cluster": cluster, "partition": partition, "rebalances": rebalances}
+        host.queue(0, UNTIL, **{name: it for name, it in where.items() if name != "interval_ns"})
+    (finding,) = found(consumed(host, 31, UNTIL, cluster=reported), "duplicates")
+    assert finding["cause"] == cause
+
+
 def test_produced_ones_are_told_from_consumed_ones() -> None:
     host = consumed(Host(), 0, 30, source=code("message_order", "source", "sample"))
     again(host, 30, source=code("message_order", "source", "sample"))

@@ -4,6 +4,8 @@ do without it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -226,6 +228,18 @@ def test_who_is_received_each_second_is_missed_at_once_whoever_else_is_silent(ot
         watch.series.begin(second)
         slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
     assert (NEAR, API) in [watch.names[slot] for slot in slots.tolist()]
+
+
+def test_pairs_of_a_process_and_a_peer_without_room_are_counted() -> None:
+    host, pids, t = Host(), np.arange(1, 1031), T0 + S // 2
+    ends: dict[str, Any] = {"t_ns": t, "pid": pids, "proc_start_ns": START, "peer": np.frombuffer(API, "V18")}
+    client = code("tcp_rtt", "role", "client")
+    host.add("tcp_rtt", len(pids), **ends, role=client, netns=NEAR, samples=20, rtt_min_us=200)
+    basis, kind = code("syscall_latency", "basis", "blocked"), code("syscall_latency", "kind", "waiting")
+    host.add("syscall_latency", len(pids), **ends, basis=basis, kind=kind, max_ns=5 * MS)
+    watch = PeerWatch(CorrelatorConfig())
+    watch.step(T0 // S, {table: compact(table, rows) for table, rows in host.made})
+    assert watch.dropped == 1030 - 1024
 
 
 def jittery(doubled: int) -> Host:

@@ -346,6 +346,16 @@ def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, caus
     assert finding["cause"] == cause
 
 
+def test_two_polls_without_an_answer_are_no_outage_of_the_time_between_them() -> None:
+    host, lag = well(0, 30), np.arange(UNTIL - 30)
+    for at in (29.5, 44.5):
+        failed = {"status": b"down", "failure": code("queue_lag", "failure", "no_answer"), "poll_ns": S // 2}
+        host.queue(at, at + 1, lag=-(2**63), age=np.nan, reason=b"redis 127.0.0.1:6399: no answer", **failed)
+    host.queue(30, UNTIL, lag=lag * 40, age=lag * 1.0, incoming=40, out=0, consumers=3)
+    causes = {finding["cause"] for finding in found(host) if finding["symptom"] == "queue_lag"}
+    assert causes == {"consumer_stopped"}
+
+
 def test_polls_that_always_take_long_are_no_outage() -> None:
     host = well(0, 30, poll_ms=600)
     lag = np.arange(UNTIL - 30)

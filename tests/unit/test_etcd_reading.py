@@ -50,12 +50,17 @@ class Answers(Canned):
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
 
-def poll(*members: Answers) -> dict[tuple[str, str], Row]:
+def polled_twice(*members: Answers) -> Any:
+    """The rows of the second poll."""
     queue = EtcdQueues(EtcdUrl.parse("http://" + ",".join(f"127.0.0.{n}" for n, _ in enumerate(members, 1))))
     for member, answers in zip(queue._members, members, strict=True):
         member.client._client = answers  # type: ignore[assignment]
     queue.poll()
-    return {(row["destination"].decode(), row["consumer_group"].decode()): row for row in queue.poll()}  # type: ignore[attr-defined]
+    return queue.poll()
+
+
+def poll(*members: Answers) -> dict[tuple[str, str], Row]:
+    return {(row["destination"].decode(), row["consumer_group"].decode()): row for row in polled_twice(*members)}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,36 @@ class Stopping(Answers):
         if "status" in path and len(self._statuses) == 1:
             raise HttpDown("refused", "refused")
         return super().get(path, *given, **more)
+
+
+OF_OLD, OF_NEW = "14841639068965178418", "77"
+
+
+@pytest.mark.parametrize(
+    ("members", "cluster", "others"),
+    [  # the cluster of each member at the first poll, and at the second; empty: it does not answer
+        ([(OF_OLD, OF_NEW), (OF_OLD, ""), (OF_OLD, "")], OF_NEW, 0),  # one is restored, alone
+        ([(OF_OLD, OF_OLD), (OF_OLD, OF_NEW), (OF_OLD, OF_NEW)], OF_NEW, 1),
+        ([(OF_OLD, OF_OLD), (OF_OLD, OF_NEW), (OF_OLD, "")], OF_OLD, 1),
+        ([(OF_NEW, OF_NEW), (OF_OLD, OF_OLD), (OF_OLD, OF_OLD)], OF_OLD, 1),  # the first one is not of this cluster
+    ],
+)
+def test_the_cluster_is_that_of_most_members_that_answer(
+    members: list[tuple[str, str]], cluster: str, others: int
+) -> None:
+    def answers(number: int, *clusters: str) -> Answers:
+        found = []
+        for one in clusters:
+            given = json.loads(status(str(number), 40, 33 + 7 * (number == 2), "2"))
+            given["header"]["cluster_id"] = one
+            found.append(json.dumps(given).encode())
+        return Answers(*found) if clusters[-1] else Stopping(*found)
+
+    rows = polled_twice(*(answers(number, *its) for number, its in enumerate(members, 1)))
+    assert {row["cluster"] for row in rows} == {f"{int(cluster):x}"}
+    assert sum(row.get("reason") == "it is of another cluster than the others" for row in rows) == others
+    lags = {row["lag_messages"] for row in rows if row["destination"] == b"raft" and "status" not in row}
+    assert lags <= {0, 7}
 
 
 def test_a_member_that_is_not_yet_restored_is_down_and_not_removed() -> None:
@@ -204,7 +239,7 @@ class Store:
 
     def __init__(self, most: int = 3) -> None:
         self.keys: dict[bytes, KeyState] = {}
-        self.revision, self.most = 1, most
+        self.revision, self.most, self.cluster_id = 1, most, 1
         self.before: Any = None  # done once, before the next answer
 
     def put(self, *keys: str, value: str = "") -> None:
@@ -222,7 +257,7 @@ class Store:
             self.before()
             self.before = None
         kept = sorted((key, it) for key, it in self.keys.items() if key >= start and it.mod >= since)
-        return KeyPage(self.revision, len(self.keys), len(kept) > self.most, dict(kept[: self.most]))
+        return KeyPage(self.revision, len(self.keys), len(kept) > self.most, dict(kept[: self.most]), self.cluster_id)
 
 
 class Two:
@@ -281,6 +316,12 @@ def test_a_store_that_went_back_is_read_anew_and_too_many_keys_are_refused() -> 
     assert two.behind(1).keys == 0
     two.copy.keys, two.copy.revision = {}, 1
     assert two.behind(2).keys == 3
+    two.copy.put(*"abc")
+    assert two.behind(3).keys == 0
+    # Restored under another id, with values of an earlier time and a later revision.
+    two.copy.keys = {key: it._replace(value=b"before") for key, it in two.copy.keys.items()}
+    two.copy.revision, two.copy.cluster_id = 1000, 2
+    assert two.behind(4).keys == 3
     side, store = Side(b"p/"), Store(10**9)
     store.put(*map(str, range(10_001)))
     with pytest.raises(TooManyKeys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,29 @@ class Subscribing(Failing):
 class Full:
     """A ring that always has records."""
 
+    refusal: OSError | None = None
+
     def drain(self) -> np.ndarray:
         return np.zeros(7, "<u8")
+
+
+class Refused(Full):
+    """A ring that cannot be mapped."""
+
+    refusal = OSError(24, "Too many open files")
+
+    def drain(self) -> np.ndarray:
+        return np.zeros(0, "<u8")
+
+
+def test_a_ring_without_a_descriptor_is_counted_and_not_left_out() -> None:
+    kernel, taken = KernelSource(Loaded({}, Wire(), [])), list[np.ndarray]()
+    kernel.subscribe("ring", taken.append)
+    ring = Ring("ring", "record", wire_records)
+    readers: list[Any] = [*[Refused()] * (2 * IN_A_ROW), Full()]
+    for reader in readers:
+        assert not [*kernel._part("ring", partial(kernel._read_ring, ring, reader), boot_ns())]
+    assert (kernel.faults.counts["ring"], kernel.faults.out("ring"), len(taken)) == (2 * IN_A_ROW, False, 1)
 
 
 def test_a_source_that_is_left_out_is_given_no_more_records(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
-from agent.queues.kafka_client import Failure, KafkaDown, Key, of_connection
+from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, of_connection
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
@@ -192,16 +194,25 @@ def test_a_group_that_was_restarted_is_not_stalled() -> None:
 
 
 class Cluster:
-    """What a Kafka cluster answers, of a topic with two partitions on two brokers. The second broker does not."""
+    """What a Kafka cluster answers, of a topic with two partitions on two brokers. The second broker does not.
+
+    about: of each group; offsets: committed ones.
+    """
+
+    nodes, took_ns = 2, {("127.0.0.1", 9092): 5_000_000, ("127.0.0.2", 9092): SECOND, None: 7}
+
+    def __init__(self, about: Any = None, offsets: Any = None) -> None:
+        self._about = about or described("EMPTY")
+        self._committed = {("t", 0): 3, ("t", 1): 3} if offsets is None else offsets
 
     def cluster_id(self) -> str:
         return "c"
 
-    def described(self, groups: list[str]) -> dict[str, Any]:
-        return {group: described("EMPTY") for group in groups}
+    def described(self, groups: Any) -> dict[str, Any]:
+        return dict.fromkeys(groups, self._about)
 
     def committed(self, groups: Any) -> dict[str, Any]:
-        return {group: {("t", 0): 3, ("t", 1): 3} for group in groups}
+        return dict.fromkeys(groups, self._committed)
 
     def offsets(self, keys: Any, spec: str, committed: bool = False) -> dict[Key, Any]:
         ends: dict[Key, Any] = {("t", 0): 5, ("t", 1): Failure("no_answer", "no answer")}
@@ -223,11 +234,64 @@ def test_a_broker_that_does_not_answer_makes_no_other_one_slow_and_the_longest_r
     connection: Any = Cluster()
     rows: Any = cluster._poll(connection, boot_ns())
     answering, silent = rows
-    assert (answering["lag_messages"], answering["poll_ns"]) == (2, None)
+    assert (answering["lag_messages"], answering["poll_ns"]) == (2, 5_000_000)
     assert (silent["failure"], "poll_ns" in silent) == ("no_answer", False)
     assert math.isnan(answering["retention_left_s"])
     due = cluster.timers()
     assert due is not None and not due.timers
+
+
+class LateBroker:
+    """An AdminClient. The broker with partition 1 answers late."""
+
+    def list_offsets(self, wanted: dict[Any, Any], **_: Any) -> dict[Any, Any]:
+        futures: dict[Any, Any] = {partition: Future() for partition in wanted}
+
+        def answer() -> None:
+            for future in futures.values():
+                future.set_result(SimpleNamespace(offset=5))
+
+        threading.Timer(0.1 if any(one.partition == 1 for one in wanted) else 0, answer).start()
+        return futures
+
+
+def test_each_broker_has_the_time_of_its_own_answers() -> None:
+    connection = KafkaConnection({"bootstrap.servers": "127.0.0.1:1"}, 1.0)
+    connection._admin = LateBroker()
+    near, late = ("a", 9092), ("b", 9092)
+    assert connection.offsets({("t", 0): near, ("t", 1): late}, "latest") == {("t", 0): 5, ("t", 1): 5}
+    assert connection.took_ns[near] < connection.took_ns[late] >= 100_000_000
+
+
+def test_a_partition_whose_leader_is_being_elected_has_no_answer() -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    elected: Future[Any] = Future()
+    elected.set_exception(KafkaException(KafkaError(KafkaError._NOENT, "No leaders found")))
+    connection = KafkaConnection({"bootstrap.servers": "127.0.0.1:1"}, 1.0)
+    connection._admin = SimpleNamespace(list_offsets=lambda wanted, **_: dict.fromkeys(wanted, elected))
+    assert connection.offsets({("t", 0): None}, "latest") == {("t", 0): Failure("no_answer", "No leaders found")}
+
+
+NO_GROUP = "no such group: start its consumers"
+
+
+@pytest.mark.parametrize(
+    ("about", "status", "reason"),
+    [
+        (lambda: described("DEAD"), "unknown", NO_GROUP),
+        (lambda: Failure("gone", "Group ID not found"), "unknown", NO_GROUP),
+        (lambda: described("EMPTY"), "ok", "no committed offsets"),
+    ],
+)
+def test_a_group_of_the_setting_that_does_not_exist_is_unknown(
+    about: Callable[[], Any], status: str, reason: str
+) -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Cluster(about(), {})
+    (row,) = cluster._poll(connection, boot_ns())
+    assert (row["consumer_group"], row["status"]) == (b"g", status)
+    assert str(row["reason"]).startswith(reason)
 
 
 def test_a_password_is_read_at_a_login_only(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.address import peer_bytes
 from agent.correlate.catalogue import causes, symptoms
 from agent.tables import CAUSES, SYMPTOMS, TABLES
 from exporters.aggregate import GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore
@@ -645,6 +646,14 @@ def test_queues_of_one_name_in_two_clusters_have_series_of_their_own() -> None:
         for name in ("lag", "up", "stuck")
     }
     assert values == {"lag": {}, "up": {"east": 0.0, "west": 1.0}, "stuck": {"west": 0.0}}
+
+
+def test_each_server_of_a_cluster_has_the_time_of_its_own_poll() -> None:
+    store = MetricStore()
+    peers = np.frombuffer(peer_bytes("10.0.0.1", 6379) + peer_bytes("10.0.0.2", 6379), "V18")
+    store.offer(make("queue_lag", 2, t_ns=_S, destination=b"q", cluster=b"c", peer=peers, poll_ns=[_S, _S // 100]))
+    shown = {dict(s.attributes)["tickscope.peer"]: s.value for s in _series(store, "tickscope.queue.poll.duration")}
+    assert shown == {"10.0.0.1:6379": _S, "10.0.0.2:6379": _S // 100}
 
 
 def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:

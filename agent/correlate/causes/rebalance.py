@@ -10,7 +10,7 @@ from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
-from agent.correlate.words import render, value
+from agent.correlate.words import render, text, value
 
 #: A rebalance this long before the symptom may have led to it.
 _BEFORE_NS = 10 * SECOND
@@ -50,7 +50,9 @@ def assigned_anew(episode: Episode, view: View) -> Iterator[Verdict]:
     rebalances = _rebalances(episode, view)
     if rebalances:
         words = render("its partitions were reassigned {n}", n=value(rebalances, "time"))
-        seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=episode.keys)
+        polled = polls_of(episode, view, _BEFORE_NS)[-1]  # the consumer may name less, or the cluster otherwise
+        keys = {name: text(polled[name]) for name in episode.keys}
+        seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=keys)
         yield Verdict(CAUSE.name, 0.8, episode.scope, words, (seen,))
 
 

@@ -8,6 +8,7 @@ asked again after a while, and does not delay the others.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -200,9 +201,8 @@ class EtcdQueues(TimedQueue):
                     one.not_before_ns = 0
         for one in order:
             one.ask(now_ns, deadline_s, len(order) == 1)
+        alive = self._see_cluster([one for one in self._members if one.status is not None], now_ns, deadline_s)
         self._leader_first = self._leads(order[0])
-        alive = [one for one in self._members if one.status is not None]
-        self._see_cluster(alive, now_ns, deadline_s)
         rows = [row for one in self._members for row in self._rows(one, now_ns, deadline_s)]
         self._due = self._timers(alive, deadline_s) if alive else None
         if alive:
@@ -225,7 +225,9 @@ class EtcdQueues(TimedQueue):
             self._copy.close()
 
     def _leads(self, member: _Member) -> bool:
-        return member.status is not None and 0 < member.status.leader == member.status.member_id
+        """Whether it is the leader of this cluster."""
+        status = member.status
+        return status is not None and status.cluster_id == self._cluster_id and 0 < status.leader == status.member_id
 
     def _source(self, alive: list[_Member]) -> _Member:
         """The leader, as no other member has more revisions."""
@@ -245,17 +247,25 @@ class EtcdQueues(TimedQueue):
             where = "the leader is not named in the setting, or does not answer: its clock is not known"
         return ServerTimers(found, member.status.version, where)
 
-    def _see_cluster(self, alive: Sequence[_Member], now_ns: int, deadline_s: float) -> None:
-        ids = [one.status.cluster_id for one in alive if one.status is not None]
-        if self._cluster_id not in ids and 2 * len(ids) > len(self._members):  # restored from a snapshot
-            self._cluster_id, self._leader, self._term, self._names = ids[0], 0, 0, {}
+    def _see_cluster(self, alive: Sequence[_Member], now_ns: int, deadline_s: float) -> list[_Member]:
+        """Returns the members of the cluster: the one to which most of those that answer belong; of two with as many,
+        the one that was watched before.
+        """
+        ids = Counter(one.status.cluster_id for one in alive if one.status is not None)
+        most = max(ids, key=lambda number: (ids[number], number == self._cluster_id), default=self._cluster_id)
+        if most != self._cluster_id:  # restored from a snapshot
+            self._cluster_id, self._leader, self._term, self._names = most, 0, 0, {}
             for member in self._members:  # ids of the old cluster
                 member.number = 0
+        ours = []
         for one in alive:
             assert one.status is not None
-            self._cluster_id = self._cluster_id or one.status.cluster_id
+            if one.status.cluster_id != self._cluster_id:
+                one.number, one.name = 0, shown(one.client.name.encode())
+                continue
+            ours.append(one)
             # Of two members that know different leaders, the one with the higher term is right.
-            if one.status.leader and one.status.cluster_id == self._cluster_id and one.status.term > self._term:
+            if one.status.leader and one.status.term > self._term:
                 if self._term:
                     self._leader_ns, self._reelected = now_ns, one.status.leader == self._leader
                 self._leader, self._term = one.status.leader, one.status.term
@@ -270,6 +280,7 @@ class EtcdQueues(TimedQueue):
         for one in self._members:
             if one.status is None and not one.queues:  # it never answered
                 one.name = shown((self._names.get(one.client.name) or one.client.name).encode())
+        return ours
 
     def _rows(self, member: _Member, now_ns: int, deadline_s: float) -> Iterator[Row]:
         common: dict[str, object] = {"peer": member.client.peer}
@@ -278,7 +289,7 @@ class EtcdQueues(TimedQueue):
             yield from self._down(member, common)
             return
         if status.cluster_id != self._cluster_id:
-            yield {**common, "destination": member.name, "reason": "it is of another cluster than the first member"}
+            yield {**common, "destination": member.name, "reason": "it is of another cluster than the others"}
             return
         metrics = member.metrics or {}
         role = "cut off" if not status.leader else "primary" if self._leads(member) else "replica"

@@ -32,7 +32,7 @@ from agent.queues.commits import Commits
 from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
-from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
+from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, Node
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.kafka_tail import RecordField, RecordTail
@@ -56,6 +56,7 @@ _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PORT = 9092
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
+_NO_GROUP = "no such group: start its consumers, or correct `groups` of the setting kafka"
 _NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
 _WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
 
@@ -221,6 +222,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._cluster = ""
         self._not_before_ns, self._refusal = 0, KafkaDown("", "other")
         self._groups: dict[str, KafkaGroup] = {}
+        self._listed: list[str] | None = None
         self._topics: dict[str, _Topic] = {}
         self._configs_ns = 0
         self._transactions = False
@@ -290,9 +292,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         self._cluster = connection.cluster_id()
         names = self._names(connection)
-        described = connection.described(names)
+        described = connection.described({name: self._coordinator(name) for name in names})
         failed = {name: about for name, about in described.items() if isinstance(about, Failure)}
-        committed = {**failed, **connection.committed(name for name in names if name not in failed)}
+        there = {name: _node(about.coordinator) for name, about in described.items() if name not in failed}
+        committed = {**failed, **connection.committed(there)}
         answers = [found.kind if isinstance(found, Failure) else "" for found in committed.values()]
         if answers and all(kind in ("no_answer", "login") for kind in answers):
             raise connection.down(next(found for found in committed.values() if isinstance(found, Failure)))
@@ -305,6 +308,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         offsets = self._offsets(connection, wanted, committed)
         self._refresh(connection, list(offsets), now_ns)
         self._read(wanted, committed, offsets, now_ns)
+        if self._lists:
+            # It waits for all brokers, so it comes after the questions that tell which one is slow.
+            self._listed = connection.groups()
         now_ns = boot_ns()  # a slow broker takes seconds for its answers
         known, self._known = self._known, {}
         gone = self._see_gone(connection, committed, offsets, now_ns)
@@ -315,23 +321,30 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             *gone,
             *self._others(names, committed, known, {row["consumer_group"] for row in gone}),
             *({"reason": why} for why in self._left_out),
-        ]
-        failures = [one for one in (*committed.values(), *offsets.values()) if isinstance(one, Failure)]
-        if any(one.kind == "no_answer" for one in failures):
-            # One broker took the time of the poll: how long the others took is not known.
-            rows = [row if "failure" in row else {**row, "poll_ns": None} for row in rows]
+        ] or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
+        if connection.nodes > 1:  # one broker may take the time of the poll
+            took: dict[object, int] = {
+                self._addresses.peer(*node): ns for node, ns in connection.took_ns.items() if node is not None
+            }
+            rows = [row if "failure" in row else {**row, "poll_ns": took.get(row.get("peer"))} for row in rows]
         self._timers = [*timers, *(self._tail.ids.timers() if self._tail is not None else ())]
-        return rows or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
+        return rows
+
+    @property
+    def _lists(self) -> bool:
+        """Whether the groups have to be listed, since the setting does not name all of them."""
+        return not self._server.groups or any(map(is_pattern, self._server.groups))
 
     def _names(self, connection: KafkaConnection) -> list[str]:
-        """Names of the groups to watch."""
+        """Names of the groups to watch, as of the end of the last poll."""
         patterns = self._server.groups
-        if patterns and not any(map(is_pattern, patterns)):
+        if not self._lists:
             names = sorted(set(patterns))
         else:
+            self._listed = connection.groups() if self._listed is None else self._listed
             # A group that is not listed may be that of a broker that does not answer.
             known = {name for name, group in self._groups.items() if group.state != "dead"}
-            names = sorted(name for name in {*connection.groups(), *known} if name and is_chosen(name, patterns))
+            names = sorted(name for name in {*self._listed, *known} if name and is_chosen(name, patterns))
         self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
         return names[:MAX_GROUPS]
 
@@ -376,7 +389,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
     ) -> dict[Key, _Offsets | Failure]:
         """Offsets of the partitions. What costs more is asked only of those that somebody waits for."""
         before_ns = boot_ns()
-        ends = connection.offsets(dict.fromkeys(key for _, key in wanted), "latest")
+        ends = connection.offsets({key: self._leader_node(key) for _, key in wanted}, "latest")
         after_ns = boot_ns()
         failed = [found for found in ends.values() if isinstance(found, Failure)]
         if failed and len(failed) == len(ends) and all(one.kind == "no_answer" for one in failed):
@@ -392,11 +405,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 found[key] = _Offsets(end)
                 self._ends[key] = histories.get(key) or EndOffsets()
                 self._ends[key].add((before_ns + after_ns) // 2, end, (after_ns - before_ns) // 2)
-        waits = dict.fromkeys(
-            key
+        waits = {
+            key: self._leader_node(key)
             for name, key in wanted
             if isinstance(one := found[key], _Offsets) and committed[name].get(key, -1) < one.end
-        )
+        }
         starts, stable = connection.offsets(waits, "earliest"), connection.offsets(waits, "latest", committed=True)
         for key in waits:
             start, until, offsets = starts[key], stable[key], found[key]
@@ -611,6 +624,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             group, found = self._groups[name], committed[name]
             row = {**_named(group), "peer": self._addresses.peer(*self._first)}
             if isinstance(found, Failure):
+                if (node := self._coordinator(name)) is not None:
+                    row["peer"] = self._addresses.peer(*node)
                 failed = _failed(self.name, found, "group")
                 keys = [key for one, key in known if one == name]
                 self._known |= {(name, key): known[name, key] for key in keys}
@@ -619,8 +634,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                     yield {**row, **failed}
             elif name not in have and not self._left_out and row["consumer_group"] not in gone:
                 where = " in the topics of the setting" if self._server.topics else ""
-                why = "no such group" if group.state == "dead" else f"no committed offsets{where}"
-                yield {**row, "status": "ok", "reason": why}
+                if group.state == "dead":
+                    yield {**row, "status": "unknown", "reason": _NO_GROUP}
+                else:
+                    yield {**row, "status": "ok", "reason": f"no committed offsets{where}"}
 
     def _see_gone(
         self,
@@ -662,9 +679,16 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             yield {"destination": _shown(topic), "reason": why}
 
     def _leader(self, key: Key) -> bytes | None:
+        node = self._leader_node(key)
+        return None if node is None else self._addresses.peer(*node)
+
+    def _leader_node(self, key: Key) -> Node | None:
         topic = self._topics.get(key[0])
-        node = topic.leaders.get(key[1]) if topic is not None else None
-        return None if node is None else self._addresses.peer(node.host, node.port)
+        return None if topic is None else _node(topic.leaders.get(key[1]))
+
+    def _coordinator(self, name: str) -> Node | None:
+        """As of the last time that it was known."""
+        return _node(self._groups[name].coordinator) if name in self._groups else None
 
     def _down(self, error: KafkaDown) -> list[Row]:
         """One row for each known group and partition, so that its series continues; else one for the cluster."""
@@ -676,6 +700,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
 
 def _more(what: str, most: int) -> str:
     return f"more than {most} {what} are not watched: choose with groups and topics of the setting kafka"
+
+
+def _node(found: Any) -> Node | None:
+    """Of librdkafka's Node."""
+    return None if found is None or not found.host else (found.host, found.port)
 
 
 def _shown(name: str) -> bytes:
@@ -708,6 +737,8 @@ def _failed(name: str, failure: Failure, what: str) -> dict[str, object]:
         return {"status": "down", "failure": failure.kind, "reason": f"{name}: {failure.reason}"}
     if failure.kind == "denied":
         return {"reason": f"not allowed: the agent's user needs the right Describe on the {what}"}
+    if failure.kind == "gone" and what == "group":
+        return {"status": "unknown", "reason": _NO_GROUP}
     return {"reason": "the topic or partition is deleted" if failure.kind == "gone" else failure.reason}
 
 
