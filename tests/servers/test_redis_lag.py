@@ -18,7 +18,8 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.queues import redis_lag, redis_walk
 from agent.queues.brokers.redis import BROKER, RedisStreams
 from agent.queues.judged import Judged
-from tests.servers.test_redis_streams import Redis, one, poll, redis
+from tests.servers.polled import one, poll
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 

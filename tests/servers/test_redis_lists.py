@@ -21,9 +21,9 @@ import pytest
 from agent.common.resp import DECLARED
 from agent.errors import AgentError
 from agent.queues.brokers.redis import BROKER
-from tests.patience import PATIENCE
+from tests.servers.polled import poll, until_rows
 from tests.servers.test_redis_rights import DOCS, failure
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 
@@ -91,13 +91,9 @@ def program(libraries: Path, redis: Redis, tmp_path: Path) -> Iterator[Callable[
 
 def settled(queue: Any, lag: int) -> Any:
     """The row of the only queue, once so many jobs wait and one runs."""
-    until = time.monotonic() + 60 * PATIENCE
-    while True:
-        (row,) = poll(queue)
-        if (row["lag_messages"], row["pending"]) == (lag, 1) and not isnan(row["oldest_pending_s"]):
-            return row
-        assert time.monotonic() < until, (row["lag_messages"], row["pending"], row["reason"])
-        time.sleep(0.1)
+    counts = lambda row: (row["lag_messages"], row["pending"])  # noqa: E731
+    known = lambda row: counts(row) == (lag, 1) and not isnan(row["oldest_pending_s"])  # noqa: E731
+    return until_rows(queue, lambda rows: known(rows[0]))[0]
 
 
 @pytest.mark.parametrize(

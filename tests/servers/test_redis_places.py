@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,12 @@ from agent.errors import AgentError
 from agent.queues import redis_places
 from agent.queues.brokers.redis import BROKER
 from agent.queues.redis_places import shards, slot
-from tests.patience import PATIENCE
+from tests.patience import listening, until
+from tests.ports import free_port
+from tests.servers.polled import poll, until_rows
 from tests.servers.test_redis_lag import fill
 from tests.servers.test_redis_rights import LEAST, failure
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_streams import Redis
 
 NAMES = [f"orders{i}" for i in range(7)]
 
@@ -31,14 +31,6 @@ NAMES = [f"orders{i}" for i in range(7)]
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
     monkeypatch.setattr(redis_places, "_ASK_S", 5)
-
-
-def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60 * PATIENCE
-    while (found := what()) is None or found is False:
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return found
 
 
 def cli(port: int, *words: str) -> str:
@@ -52,9 +44,8 @@ DISKLESS = ("--repl-diskless-sync-delay", "0")
 
 def options() -> tuple[str, ...]:
     """Of a server of a cluster. The bus's usual port, 10,000 above the server's, may be none."""
-    with socket.create_server(("127.0.0.1", 0)) as bus:
-        number = str(bus.getsockname()[1])
-    return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", number, *DISKLESS
+    port = str(free_port())
+    return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", port, *DISKLESS
 
 
 def connections(port: int) -> int:
@@ -121,7 +112,7 @@ def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[
     (queue,) = BROKER.sources([url])
     where = f"127.0.0.1:{cluster[3].port}".encode()
     truth = {name.encode(): (where, 6 + i, b"ok") for i, name in enumerate(NAMES)}
-    rows = until(lambda: rows if len(of_groups(rows := poll(queue))) == 7 else None)
+    rows = until_rows(queue, lambda rows: len(of_groups(rows)) == 7)
     assert of_groups(rows) == truth
     assert len({row["peer"].tobytes() for row in rows}) == 3
     killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
@@ -131,7 +122,7 @@ def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[
     killed.stop()
     down = of_groups(poll(queue))
     assert {name for name, (_, _, status) in down.items() if status == b"down"} == its
-    rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+    rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
     assert of_groups(rows) == truth
     assert np.count_nonzero(rows["consumer_group"] == b"g") == 7
     queue.close()
@@ -219,12 +210,10 @@ def begin_sentinel(directory: Path, primary: Redis, timeout_ms: int = 5000) -> t
         f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
         f"requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop {timeout_ms}\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"]
     sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    with socket.socket() as probe:
-        until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0)
+    listening(port, process=sentinel)
     return sentinel, port
 
 
@@ -245,7 +234,7 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         sentinel, port = begin_sentinel(tmp_path / "s", primary)
         where = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"
         (queue,) = BROKER.sources([f"{where}&locks=lock:*&streams=jobs"])
-        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
         name = b"shop@127.0.0.1:1"
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert due(queue) == truth
@@ -253,7 +242,7 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         primary.stop()
         assert of_groups(poll(queue)) == {b"jobs": (name, -(2**63), b"down")}
         assert queue.timers() == []  # those of before stay
-        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert rows["peer"][0].tobytes()[16:] == replica.port.to_bytes(2, "little")
         assert due(queue) == truth
