@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import make
+from agent.common.host import boot_id as this_boot
 from agent.common.resp import RedisUrl, RespClient
 from agent.demo.limiter_part import SCRIPT
 from agent.store.hot import HotStore
