@@ -90,8 +90,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Red
     one = Rig("on", {server.port}, own=OWN)
     yield one, server
     one.close()
-    server.process.kill()
-    server.process.wait()
+    server.end()
 
 
 def _decisions(rows: np.ndarray, library: str) -> list[tuple[str, float]]:

@@ -56,8 +56,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
         process.kill()
         process.wait()
         rig.close()
-        server.process.kill()
-        server.process.wait()
+        server.end()
 
 
 def test_each_answer_with_what_remains(gateway: tuple[Rig, int, int]) -> None:

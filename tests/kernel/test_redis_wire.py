@@ -130,8 +130,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(module), str(Path(__file__).with_name("cell.c"))], check=True)
     one = Redis(directory, "--loadmodule", str(module))
     yield one
-    one.process.kill()
-    one.process.wait()
+    one.end()
 
 
 @pytest.fixture(scope="module")
@@ -469,5 +468,4 @@ def test_connections_with_tls_are_reported_of(tmp_path: Path) -> None:
         assert "with TLS" in rig.loaded.families["redis"].reason
     finally:
         rig.close()
-        server.process.kill()
-        server.process.wait()
+        server.end()

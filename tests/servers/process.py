@@ -10,20 +10,26 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 
 
 class ServerProcess:
-    """A server with a directory of its own, in which its output is in ``log``."""
+    """A server with a directory of its own, with its output. A ``with`` statement ends it."""
 
     directory: Path
     process: subprocess.Popen[bytes]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     @property
     def log(self) -> Path:
-        return self.directory / "log"
+        return self.directory / f"{type(self).__name__.lower()}.log"
 
     def run(self, command: Sequence[str], **more: Any) -> None:
         with self.log.open("ab") as log:

@@ -40,10 +40,8 @@ OPTIONS = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_rest
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path)
-    yield server
-    server.process.send_signal(signal.SIGCONT)
-    server.stop()
+    with Redis(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
@@ -524,14 +522,14 @@ def test_an_application_that_goes_on_with_its_second_broker(redis: Redis, tmp_pa
     other = Redis(tmp_path / "other")
     both, its = f"{redis.url};{other.url}", [redis, other]
     with ExitStack() as ends:
-        ends.callback(other.stop)
+        ends.enter_context(other)
         first = Worker(both, tmp_path)
         ends.callback(first.end)
         queues = BROKER.sources([one.url for one in its])
         application(redis.url).send_task("late", (LONG_S,))
         unacked(redis, 1)
         assert [state(row(queues[0])), len(poll(queues[1]))] == [(0, 1, 0), 1]
-        redis.stop()
+        redis.end()
         waiting = [application(other.url).send_task("late", (LONG_S,)).id for _ in range(3)]
         until(lambda: other.do("ZCARD", "unacked_index"))
         lost, now = row(queues[0]), row(queues[1])
@@ -548,12 +546,10 @@ def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
         (tmp_path / name).mkdir()
     primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
     with ExitStack() as ends:
-        ends.callback(primary.stop)
-        ends.callback(replica.stop)
+        ends.enter_context(primary)
+        ends.enter_context(replica)
         replica.do("REPLICAOF", "127.0.0.1", primary.port)
-        sentinel, port = begin_sentinel(tmp_path / "s", primary)
-        ends.callback(sentinel.wait)
-        ends.callback(sentinel.kill)
+        port = ends.enter_context(begin_sentinel(tmp_path / "s", primary)).port
         options = {"master_name": "shop", "sentinel_kwargs": {"password": "s3cr3t"}}
         until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
         app = application(f"sentinel://127.0.0.1:{port}", **options)
@@ -565,7 +561,7 @@ def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
         before = until(lambda: (now := row(queue))["pending"] == 1 and now)
         assert state(before) == (4, 1, 0)
         until(lambda: replica.do("LLEN", "celery") == 4 and replica.do("ZCARD", "unacked_index") == 1)
-        primary.stop()
+        primary.end()
         assert row(queue)["status"] == b"down"
         its.end()  # a worker that runs a task does not connect again before it has ended
         after = until(lambda: (now := row(queue))["status"] != b"down" and now)
@@ -584,12 +580,12 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     application(redis.url).send_task("early", (0,))
     queue = watch(redis.url)
     assert row(queue)["status"] == b"ok"
-    redis.process.send_signal(signal.SIGSTOP)
+    redis.pause()
     stalled = row(queue)
-    redis.process.send_signal(signal.SIGCONT)
+    redis.go_on()
     assert stalled["status"] == b"down"
     assert b"no answer within 0.5 s" in stalled["reason"]
-    redis.stop()
+    redis.end()
     dead = row(queue)
     assert (dead["status"], TABLE.by_name["failure"].names[dead["failure"]]) == (b"down", "refused")
     redis.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import isnan
@@ -112,11 +111,9 @@ def test_tasks_that_a_promoted_replica_had_not_received_are_missed(pair: Pair, b
 def sentinel(pair: Pair, tmp_path: Path) -> Iterator[int]:
     """Its port."""
     (tmp_path / "s").mkdir()
-    process, port = begin_sentinel(tmp_path / "s", pair.primary, 300_000)
-    until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
-    yield port
-    process.kill()
-    process.wait()
+    with begin_sentinel(tmp_path / "s", pair.primary, 300_000) as server:
+        until(lambda: "slaves=1" in cli(server.port, "-a", "s3cr3t", "info", "sentinel"))
+        yield server.port
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "nothing lost"])
@@ -153,9 +150,9 @@ def test_what_is_lost_when_sentinel_fails_over(
             pair.caught_up()
         serving = how == "ordered"
         if how == "killed":
-            pair.primary.stop()
+            pair.primary.end()
         elif how == "stopped":
-            pair.primary.process.send_signal(signal.SIGSTOP)
+            pair.primary.pause()
         else:
             cli(sentinel, "-a", "s3cr3t", "sentinel", "failover", "shop")
         new = pair.replica.port.to_bytes(2, "little")
@@ -207,7 +204,7 @@ def test_a_fail_over_under_load_claims_no_more_than_was_lost(pair: Pair, tmp_pat
         waited = len(set(sent) - set(first.did("begin")))
         watched.poll()
         until(lambda: len(first.did("begin")) > 17)
-        pair.primary.stop()
+        pair.primary.end()
         first.end()
         pair.fail_over()
         second = Worker(pair.replica.url, tmp_path)
@@ -294,7 +291,7 @@ def test_a_restart_without_the_data(redis: Redis) -> None:
         app.send_task("early", (0,))
     with closing(watch(redis.url)) as queue:
         assert row(queue)["status"] == b"ok"
-        redis.stop()
+        redis.end()
         redis.start()
         rows = answered(lambda: poll(queue))
         lost, server = row_of(rows, "celery"), row_of(rows, "")
@@ -312,7 +309,7 @@ def test_a_restart_with_an_old_snapshot(redis: Redis) -> None:
             redis.do("SAVE")
     with closing(watch(redis.url)) as queue:
         assert row(queue)["lag_messages"] == 13
-        redis.stop()
+        redis.end()
         redis.start()
         after = until(lambda: (now := row(queue))["status"] != b"down" and now)
         assert (after["status"], after["lag_messages"]) == (b"rewound", 5)
@@ -331,7 +328,7 @@ def test_a_restart_with_all_data_says_nothing(tmp_path: Path, worker: Callable[.
             assert state(row(queue)) == (4, 1, 0)
             worker_of.end()
             redis.do("CONFIG", "SET", "appendfsync", "always")
-            redis.stop()
+            redis.end()
             redis.start()
             until(lambda: redis.do("PING") == b"PONG")
             redis.do("RPOP", "celery")  # as a worker does
@@ -341,4 +338,4 @@ def test_a_restart_with_all_data_says_nothing(tmp_path: Path, worker: Callable[.
             ]
     finally:
         worker_of.end()
-        redis.stop()
+        redis.end()

@@ -127,9 +127,8 @@ def secure(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
     options = [part for name, file in files.items() for part in (f"--tls-{name}-file", str(tmp_path / file))]
-    server = Redis(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *options)
-    yield f"rediss://127.0.0.1:{port}/0"
-    server.stop()
+    with Redis(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *options):
+        yield f"rediss://127.0.0.1:{port}/0"
 
 
 @pytest.mark.parametrize(

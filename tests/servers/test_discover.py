@@ -23,9 +23,8 @@ from tests.servers.test_redis_streams import Redis
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 def here(port: int, **servers: tuple[object, ...]) -> FoundBroker:

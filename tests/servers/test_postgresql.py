@@ -624,10 +624,9 @@ def test_login_and_certificates(
     assert b"s3cret" not in row["reason"]
     if failure:
         assert (row["status"], failed(row)) == (b"down", failure)
-        log = server.directory / "log"
-        size = log.stat().st_size
+        size = server.log.stat().st_size
         assert [failed(row) for row in poll(queue)] == [failure]
-        assert log.stat().st_size == size  # it is not asked again at once
+        assert server.log.stat().st_size == size  # it is not asked again at once
     else:
         assert row["status"] == b"ok"
     queue.close()

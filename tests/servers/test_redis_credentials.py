@@ -16,10 +16,10 @@ import pytest
 from agent.posix import privilege
 from agent.queues import catalogue
 from agent.queues.poller_process import BrokerPoller
-from tests.patience import listening
 from tests.ports import free_port
 from tests.servers.certificates import certificates
 from tests.servers.polled import poll, until_drained
+from tests.servers.test_redis_places import Sentinel
 from tests.servers.test_redis_rights import failure
 from tests.servers.test_redis_streams import Redis, redis
 
@@ -182,9 +182,8 @@ def secure(tmp_path: Path) -> Iterator[int]:
     certificates(tmp_path)
     port = free_port()
     options = [part for name, file in TLS_FILES.items() for part in (f"--{name}-file", str(tmp_path / file))]
-    server = Redis(tmp_path, "--tls-port", str(port), *options)
-    yield port
-    server.stop()
+    with Redis(tmp_path, "--tls-port", str(port), *options):
+        yield port
 
 
 @kinds
@@ -213,19 +212,10 @@ def test_certificates(
 
 
 def test_a_sentinel_with_a_certificate_of_the_same_authority(secure: int, tmp_path: Path) -> None:
-    port = free_port()
-    config = tmp_path / "sentinel.conf"
     tls = (f"{one}-file {tmp_path}/{file}" for one, file in TLS_FILES.items())
-    config.write_text("\n".join([f"sentinel monitor shop 127.0.0.1 {secure} 1", *tls, "tls-replication yes\n"]))
-    command = ["redis-server", str(config), "--sentinel", "--bind", "127.0.0.1", "--port", "0", "--tls-port", str(port)]
-    sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        listening(port, process=sentinel)
+    with Sentinel(tmp_path, secure, *tls, "tls-replication yes", tls=True) as sentinel:
         files = {"ca_file": "ca.pem", "certificate_file": "server.pem", "key_file": "server.key"}
         paths = {key: str(tmp_path / file) for key, file in files.items()}
         for kind in ("redis", "celery"):
-            row = asked(kind, {"url": f"rediss+sentinel://127.0.0.1:{port}/shop/0", **paths})
-            assert (row["status"], row["cluster"]) == (b"ok", f"shop@127.0.0.1:{port}".encode()), row["reason"]
-    finally:
-        sentinel.kill()
-        sentinel.wait()
+            row = asked(kind, {"url": f"rediss+sentinel://127.0.0.1:{sentinel.port}/shop/0", **paths})
+            assert (row["status"], row["cluster"]) == (b"ok", f"shop@127.0.0.1:{sentinel.port}".encode()), row["reason"]

@@ -98,7 +98,7 @@ class Pair:
         for one in (self.link, self.address):
             one.end()
         for server in (self.primary, self.replica):
-            server.stop()
+            server.end()
 
 
 @pytest.fixture(params=RELEASES)

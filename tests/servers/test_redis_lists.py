@@ -195,7 +195,7 @@ def test_plain_lists_and_sorted_sets_have_a_length_and_no_age(redis: Redis) -> N
     assert isnan(rows[b"mails"]["oldest_undelivered_s"])
     assert (rows[b"text"]["status"], rows[b"text"]["lag_messages"]) == (b"unknown", -(2**63))
     assert b"WRONGTYPE" in rows[b"text"]["reason"]
-    redis.stop()
+    redis.end()
     down = poll(queue)
     assert set(down["status"].tolist()) == {b"down"}
     assert sorted(down["destination"].tolist()) == sorted(rows)

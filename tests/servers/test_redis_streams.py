@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -26,6 +25,7 @@ from tests.patience import listening
 from tests.ports import free_port
 from tests.releases import program, unpacked
 from tests.servers.polled import one, poll, until_drained
+from tests.servers.process import ServerProcess
 
 #: This host's release (Debian 12: 7.0), and Debian 13's (8.0).
 RELEASES = ("own", OTHER_RELEASE)
@@ -40,7 +40,7 @@ def server_of(release: str) -> list[str]:
     return program(unpacked(f"{release}-redis", release, packages), "usr/bin/redis-server")
 
 
-class Redis:
+class Redis(ServerProcess):
     """A private server on a free port. command: of ``server_of``."""
 
     def __init__(self, directory: Path, *options: str, command: Sequence[str] = ("redis-server",)) -> None:
@@ -49,20 +49,9 @@ class Redis:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *self.command,
-                *f"--port {self.port} --bind 127.0.0.1 --dir {self.directory} --save".split(),
-                "",
-                *self.options,
-            ],
-            stdout=subprocess.DEVNULL,
-        )
+        where = f"--port {self.port} --bind 127.0.0.1 --dir {self.directory}"
+        self.run([*self.command, *where.split(), "--save", "", *self.options])
         listening(self.port, process=self.process)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
     @property
     def url(self) -> str:
@@ -86,10 +75,8 @@ class Redis:
 
 @pytest.fixture(params=RELEASES)
 def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path, command=server_of(request.param))
-    yield server
-    server.process.send_signal(signal.SIGCONT)
-    server.stop()
+    with Redis(tmp_path, command=server_of(request.param)) as server:
+        yield server
 
 
 def test_lag_pending_and_ages_are_exact(redis: Redis) -> None:
@@ -299,13 +286,13 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis, named: str) -> Non
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url + named), timeout_s=0.1))
     assert one(queue)["status"] == b"ok"
-    redis.process.send_signal(signal.SIGSTOP)
+    redis.pause()
     row = one(queue)
-    redis.process.send_signal(signal.SIGCONT)
+    redis.go_on()
     assert (row["status"], row["destination"], row["consumer_group"]) == (b"down", b"jobs", b"g")
     assert b"no answer within 0.1 s" in row["reason"]
     assert row["poll_ns"] >= 100_000_000
-    redis.stop()
+    redis.end()
     row = one(queue)
     assert row["status"] == b"down"
     assert b"refused" in row["reason"]

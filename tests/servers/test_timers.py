@@ -56,8 +56,7 @@ def ends() -> Iterator[ExitStack]:
 
 
 def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_path: Path) -> None:
-    redis = Redis(tmp_path)
-    ends.callback(redis.stop)
+    redis = ends.enter_context(Redis(tmp_path))
     worker = Worker(redis.url, tmp_path, options={"visibility_timeout": VISIBILITY_S})
     ends.callback(worker.end)
     app = application(redis.url, visibility_timeout=VISIBILITY_S)
@@ -131,8 +130,7 @@ def test_ids_that_a_step_back_would_repeat(ends: ExitStack, tmp_path: Path, form
     """A producer makes an id each 5 ms; another stopped an hour ago, and a third one counts. What sorts before the
     highest id until which time is compared with ids of a clock that is behind by so much.
     """
-    redis = Redis(tmp_path)
-    ends.callback(redis.stop)
+    redis = ends.enter_context(Redis(tmp_path))
 
     def made(ms: int) -> str:
         return uuid7(ms) if form == "UUIDv7" else str(ms - 1_288_834_974_657 << 22 | 5 << 12)

@@ -28,8 +28,7 @@ def test_a_worker_that_ends_is_a_finding_about_its_queue(
 ) -> None:
     page, over = free_port(), threading.Event()
     with ExitStack() as ends:
-        redis = Redis(tmp_path)
-        ends.callback(redis.stop)
+        redis = ends.enter_context(Redis(tmp_path))
         agent = start("--celery", f"{redis.url}?queues=celery", config=f"prometheus: 127.0.0.1:{page}\n").ready()
         worker = Worker(redis.url, tmp_path)
         ends.callback(worker.end)
@@ -71,8 +70,7 @@ def test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue(
         brokers = []
         for name in "ab":
             (tmp_path / name).mkdir()
-            brokers.append(Redis(tmp_path / name))
-            ends.callback(brokers[-1].stop)
+            brokers.append(ends.enter_context(Redis(tmp_path / name)))
         urls = [word for one in brokers for word in ("--celery", f"{one.url}?queues=celery&workers=true")]
         agent = start(*urls).ready()
         worker = Worker(";".join(one.url for one in brokers), tmp_path)
@@ -88,7 +86,7 @@ def test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue(
         before = until(lambda: listed(first))
         assert (before["pid"], before["switches"]) == (worker.process.pid, 0)
         assert before["connects"] > 0
-        brokers[0].stop()
+        brokers[0].end()
         after = until(lambda: listed(second))
         assert (after["pid"], after["proc_start_ns"]) == (before["pid"], before["proc_start_ns"])
         assert after["switches"] > 0

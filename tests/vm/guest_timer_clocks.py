@@ -185,7 +185,7 @@ def redis_timers(root: Path, system: str) -> Iterator[list[Tried]]:
         yield [Tried("redis", version, "idle time of pending entries", pending, claimable)]
         yield [Tried("redis", version, "XAUTOCLAIM", pending, claimed)]
     finally:
-        server.stop()
+        server.end()
 
 
 def kombu_timers(root: Path, _: str) -> Iterator[list[Tried]]:
@@ -222,7 +222,7 @@ def kombu_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     finally:
         for one in opened:
             one.close()
-        server.stop()
+        server.end()
 
 
 def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
@@ -249,7 +249,7 @@ def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
         yield [Tried("celery", celery.__version__, "eta", begin, began, 20.0, 15.0)]
     finally:
         worker.end()
-        server.stop()
+        server.end()
 
 
 class RabbitTries:
