@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common import host
 from agent.errors import USAGE, AgentError
 
 #: The SQL function that turns (boot_id, t_ns) into a struct of the wall columns (agent/store/query.py).
@@ -37,11 +37,6 @@ _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _BOOT = re.compile(r"boot\+(\d+(?:\.\d+)?)s?")
 _UNIX = re.compile(r"@(\d+(?:\.\d+)?)")
 _BELOW_US = re.compile(r"[.,](\d{7,9})\d*")  # which datetime leaves out
-
-
-def this_boot() -> str:
-    """The boot id of the running kernel."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def parse(text: str, boots: list[str], end: tuple[str, int] | None = None) -> Bo
     without zone is local. Raises AgentError (exit 2).
     """
     text = text.strip()
-    boot = this_boot()
+    boot = host.boot_id()
     if (back := _back_ns(text)) is not None:
         if end is not None:
             return Bound(end[0], end[1] - back, None)

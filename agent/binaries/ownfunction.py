@@ -95,7 +95,7 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     if binary.section_header(".go.buildinfo") is not None and not one["symbol"].startswith("_"):
         raise Unfit("language", "it is a Go program", "language: go")
     at, size, name, problems = _find(binary, one, near)
-    begin, size = _bounds(binary, at, size, name, one)
+    begin, size = _bounds(binary, at, size, one)
     body = Body([(begin, binary.read(begin, size)), *_cold(binary, name)])
     if at not in body.starts:
         raise _inside(one, begin, at)
@@ -248,7 +248,7 @@ def _absent(
     )
 
 
-def _bounds(binary: SymbolFile, at: int, size: int, name: str, one: dict[str, Any]) -> tuple[int, int]:
+def _bounds(binary: SymbolFile, at: int, size: int, one: dict[str, Any]) -> tuple[int, int]:
     """(address, bytes) of the function at or around an address."""
     begin = at
     if not size:

@@ -38,11 +38,7 @@ def histories(source: RowSource) -> dict[str, History]:
 
 
 @click.command("history")
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Segments that hold after this time: 90s, 2h, 22:13, yesterday, ISO 8601, @SECONDS, boot+SECONDS.",
-)
+@options.since("Segments that hold after this time: 90s, 2h, 22:13, yesterday, ISO 8601, @SECONDS, boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
 @click.option(
     "--limit",

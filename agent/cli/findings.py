@@ -42,11 +42,7 @@ _COLUMNS = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confi
 
 @click.command("findings")
 @click.option("--open", "only_open", is_flag=True, help="Only open findings.")
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Only findings that changed since this time: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
-)
+@options.since("Only findings that changed since this time: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Findings in their state at this time.")
 @click.option(
     "--cause",

@@ -97,13 +97,7 @@ def _binaries() -> Question:
 
 
 @click.group("limiters", cls=options.VerbGroup, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
-@click.option(
-    "--since",
-    metavar="TIME",
-    default="5m",
-    show_default=True,
-    help="Only decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.",
-)
+@options.since("Only decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.", "5m")
 @click.option(
     "--known",
     is_flag=True,

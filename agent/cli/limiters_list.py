@@ -27,7 +27,7 @@ _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
     """Each limiter in each process, those with the most decisions first. where: conditions on the decisions."""
-    from agent.ask.window import this_boot
+    from agent.common.host import boot_id as this_boot
 
     boot, now_ns = this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     places = {(row["limiter_id"], row["library"]): row for row in source.rows(_limiters())}

@@ -109,11 +109,7 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
     help="Assume that two replicas share each limiter and that their clocks differ by D.",
 )
 @click.option("--at", metavar="TIME", help="With --what-if: time of the jump [default: the middle of the rows].")
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Only decisions from this time on [default: 10 minutes before the jump, else the last 5 minutes].",
-)
+@options.since("Only decisions from this time on [default: 10 minutes before the jump, else the last 5 minutes].")
 @click.option("--until", metavar="TIME", help="Only decisions up to this time.")
 @click.option("--limiter", "pattern", metavar="ID", help="Only limiters with this id (* and ? are wildcards).")
 @click.option(

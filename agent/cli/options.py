@@ -157,6 +157,11 @@ duration = click.option("--duration", type=Duration(), metavar="S", help="Stop b
 table = click.argument("table", type=TableName(), metavar="TABLE")
 
 
+def since(text: str, default: str | None = None) -> Callable[[F], F]:
+    """``--since TIME``."""
+    return click.option("--since", metavar="TIME", default=default, show_default=default is not None, help=text)
+
+
 def brokers(function: F) -> F:
     """An option per kind of broker, passed under its name: servers whose queues are polled."""
     from agent.queues import catalogue

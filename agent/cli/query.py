@@ -21,13 +21,8 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
 
 @click.command("query")
 @options.table
-@click.option(
-    "--since",
-    metavar="TIME",
-    help=(
-        "From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local without a"
-        " zone), or boot+SECONDS."
-    ),
+@options.since(
+    "From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local without a zone), or boot+SECONDS."
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @click.option("--where", metavar="SQL", help="A SQL condition on the table's columns.")

@@ -13,9 +13,7 @@ from agent.errors import NO_ROWS
 
 
 @click.group("queues", cls=options.VerbGroup, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
-@click.option(
-    "--since", default="5m", show_default=True, metavar="TIME", help="Only queues that were polled since this time."
-)
+@options.since("Only queues that were polled since this time.", "5m")
 @click.option("--now", is_flag=True, help="Query sockets and devices from the kernel now; needs no agent and no store.")
 @options.reading
 @click.pass_context

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="NAME")
 @click.option("--group", metavar="GROUP", help="The consumer group to plot. By default the one in the worst state.")
 @click.option("--cluster", metavar="CLUSTER", help="Only queues of this cluster or server.")
-@click.option(
-    "--since",
-    metavar="TIME",
-    default="1h",
-    show_default=True,
-    help="From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.",
-)
+@options.since("From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.", "1h")
 @click.option("--until", metavar="TIME", help="Up to this time.")
 @options.reading
 def command(

@@ -21,10 +21,8 @@ _POLL_S = 0.1
 @click.command("record")
 @click.option("-o", "--output", "path", required=True, type=click.Path(dir_okay=False), help="File to write.")
 @options.duration
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Record the past from the store instead, from this time on: 15m, 22:13, yesterday, ISO 8601, boot+SECONDS.",
+@options.since(
+    "Record the past from the store instead, from this time on: 15m, 22:13, yesterday, ISO 8601, boot+SECONDS."
 )
 @click.option("--until", metavar="TIME", help="With --since: up to this time, not including it.")
 @options.store

@@ -14,11 +14,7 @@ from agent.errors import NO_ROWS
 
 @click.command("sql")
 @click.argument("text")
-@click.option(
-    "--since",
-    metavar="TIME",
-    help="Only rows from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
-)
+@options.since("Only rows from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @options.reading
 def command(text: str, since: str | None, until: str | None, fmt: str, store: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.alive import gone
 from agent.common.printable import printable
 from agent.common.settings import Place
 from agent.errors import PRIVILEGE, USAGE, AgentError
@@ -83,11 +84,7 @@ class TriedProcess:
 
     @property
     def gone(self) -> bool:
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as stat:
-                return stat.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
-        except OSError:
-            return True
+        return gone(self.pid, None)
 
 
 class Trial:

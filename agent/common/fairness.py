@@ -15,6 +15,8 @@ from collections import Counter, deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from agent.common.recent import Recent
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -102,7 +104,8 @@ class Budget:
     def __init__(self, per_s: float, most: float, root: bool = True) -> None:
         self._per_s, self._most, self._root = per_s, most, root
         self._trusted = {0, os.geteuid()}
-        self._buckets: dict[Hashable, tuple[float, int]] = {}  # (tokens left, time)
+        #: (tokens left, time); the user whose last spending is oldest is forgotten.
+        self._buckets = Recent[Hashable, tuple[float, int]](REMEMBERED)
 
     def left(self, uid: int, now_ns: int) -> float:
         """Tokens that this user may spend now; negative for a debt, infinite without a bound."""
@@ -112,11 +115,7 @@ class Budget:
         """Takes tokens, possibly into debt. of_all: from the bucket for all, too."""
         for name, part in self._of(uid):
             if of_all or name != "all":
-                left = self._filled(name, part, now_ns) - tokens
-                self._buckets.pop(name, None)
-                self._buckets[name] = left, now_ns
-        while len(self._buckets) > REMEMBERED:  # the user whose last spending is oldest
-            del self._buckets[next(iter(self._buckets))]
+                self._buckets[name] = self._filled(name, part, now_ns) - tokens, now_ns
 
     def ready_ns(self, uid: int, now_ns: int) -> int:
         """The earliest time at which tokens are left."""

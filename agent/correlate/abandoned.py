@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.common.alike import packed
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
-from agent.correlate.rows import LastRows, groups, known
+from agent.correlate.rows import LastRows, OfSecond, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, to_peer
 from agent.correlate.words import peer, process, text
@@ -78,8 +76,8 @@ class AbandonedWatch(EndWatch):
         self._last = LastRows(GIVEN, _ROWS, LAST_S * SECOND)
         self.who: dict[int, np.void] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        given = given_up(rows.get("tcp_close"), rows.get("tcp_connect"))
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        given = given_up(rows["tcp_close"], rows["tcp_connect"])
         if not len(given):
             return np.empty(0, np.int64)
         self._last.add(given)
@@ -87,9 +85,7 @@ class AbandonedWatch(EndWatch):
         n = np.bincount(group)
         chosen = np.sort(np.argsort(-n, kind="stable")[:MOST])
         slots = self.slots(given["netns"][first[chosen]], given["peer"][first[chosen]], second)
-        fits = slots >= 0
-        self.series.put(second, slots[fits], given=n[chosen[fits]])
-        return slots[fits]
+        return self.put(second, slots, given=n[chosen])
 
     def lately(self, slot: int, second: int) -> np.ndarray:
         """This subject's abandoned requests of the last seconds."""

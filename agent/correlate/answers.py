@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.common.address import UNIX
 from agent.correlate.episode import Episode
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
@@ -44,19 +44,13 @@ class AnswerWatch(Watch):
         self.worst: dict[int, np.void] = {}
         self._pushing = set[int]()  # ports of such brokers
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.worst = {}
-        if (polls := rows.get("queue_lag")) is not None:
-            ends = np.unique(polls["peer"][np.isin(polls["system"], _PUSHING)])
-            self._pushing |= {int.from_bytes(end.tobytes()[16:], "little") for end in ends}
-        latencies = rows.get("service_latency")
-        if latencies is not None:
-            latencies = latencies[
-                ((latencies["requests"] > 0) | (latencies["waiting"] > 0))
-                & (latencies["sport"] > 0)
-                & (latencies["pid"] > 0)
-            ]
-        if latencies is None or not len(latencies):
+        polls = rows["queue_lag"]
+        ends = np.unique(polls["peer"][np.isin(polls["system"], _PUSHING)])
+        self._pushing |= {int.from_bytes(end.tobytes()[16:], "little") for end in ends}
+        latencies = asked_for(rows["service_latency"])
+        if not len(latencies):
             return np.empty(0, np.int64)
         first, group = groups([latencies["netns"], latencies["sport"]])
         requests, waiting = (latencies[name].clip(0, _MOST) for name in ("requests", "waiting"))  # unknown is below 0
@@ -83,8 +77,7 @@ class AnswerWatch(Watch):
         self._before(
             second, slots, fits & (latencies["t_ns"] - latencies["interval_ns"] < (second - 1) * SECOND)[top], values
         )
-        self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
-        return slots[fits]
+        return self.put(second, slots, **values)
 
     def _before(self, second: int, slots: np.ndarray, spans: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
         """If the agent gets too little CPU, an interval is longer than a second, and the previous second has no row. It
@@ -113,18 +106,15 @@ class AnswerWatch(Watch):
         )
         return before >= _PATIENT and before >= _ALIKE * now
 
-    def settle(self, second: int) -> None:
+    def settle(self, episode: Episode, second: int, lasted: int) -> None:
         """n: requests a second during the episode, including those that arrived together at its end; and before."""
-        for episode in self.active.values():
-            if episode.last_bad != second:
-                continue
-            slot, lasted = np.array([episode.slot]), max(1, min(_MOST_S, second - episode.start_ns // SECOND + 1))
-            episode.facts["n"] = float(np.nansum(self.series.recent("n", slot, second, lasted))) / lasted
-            before = float(self.series.baseline("n", slot, second, lasted).median[0])
-            if not math.isnan(before):
-                episode.facts["n_base"] = before
-                deficit = self.series.deficit("n", episode.slot, second, lasted, before)
-                episode.facts["n_owed"], episode.facts["n_more"] = deficit
+        slot = np.array([episode.slot])
+        episode.facts["n"] = float(np.nansum(self.series.recent("n", slot, second, lasted))) / lasted
+        before = float(self.series.baseline("n", slot, second, lasted).median[0])
+        if not math.isnan(before):
+            episode.facts["n_base"] = before
+            deficit = self.series.deficit("n", episode.slot, second, lasted, before)
+            episode.facts["n_owed"], episode.facts["n_more"] = deficit
 
     def describe(self, symptom: str, slot: int) -> Episode:
         row = self.worst[slot]
@@ -146,6 +136,12 @@ class AnswerWatch(Watch):
         row = self.worst[slot]
         begun = int(row["max_from_ns"]) if known(row["max_from_ns"]) else int(row["t_ns"]) - SECOND
         return begun, begun + int(row["max_ns"])
+
+
+def asked_for(latencies: np.ndarray) -> np.ndarray:
+    """Rows of ``service_latency`` about ports of known processes that had, or still have, requests."""
+    some = (latencies["requests"] > 0) | (latencies["waiting"] > 0)
+    return np.asarray(latencies[some & (latencies["sport"] > 0) & (latencies["pid"] > 0)])
 
 
 def _mean(values: np.ndarray) -> float:

@@ -4,14 +4,12 @@ pipes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import only
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, groups, start_ticks
+from agent.correlate.rows import OfSecond, columns_of, groups, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -38,12 +36,11 @@ class BlockedWatch(Watch):
         self.series = Series(self.metrics, 2 * config.subjects)
         self._names: dict[int, tuple[int, int, str]] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        sums = rows.get("syscall_latency")
-        if sums is not None:
-            young = (second + 1) * SECOND - sums["proc_start_ns"] < _YOUNG_NS
-            sums = only(sums, (sums["basis"] == _BLOCKED) & (sums["pid"] > 0) & (sums["comm"] != _ITSELF) & ~young)
-        if sums is None or not len(sums):
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        sums = rows["syscall_latency"]
+        young = (second + 1) * SECOND - sums["proc_start_ns"] < _YOUNG_NS
+        sums = only(sums, (sums["basis"] == _BLOCKED) & (sums["pid"] > 0) & (sums["comm"] != _ITSELF) & ~young)
+        if not len(sums):
             return np.empty(0, np.int64)
         first, group = groups([sums["pid"], start_ticks(sums)])
         who = columns_of(sums, first, "pid", "proc_start_ns", "comm")
@@ -53,9 +50,7 @@ class BlockedWatch(Watch):
         total, n = (np.bincount(group, np.where(held, sums[name], 0)) for name in ("sum_ns", "count"))
         blocked = total / np.maximum(lasted / SECOND, 1.0)
         each = np.where(n > 0, total / np.maximum(n, 1), np.nan)
-        fits = slots >= 0
-        self.series.put(second, slots[fits], blocked_ns=blocked[fits], each_ns=each[fits])
-        return slots[fits]
+        return self.put(second, slots, blocked_ns=blocked, each_ns=each)
 
     def _slot(self, second: int, pid: int, start_ns: int, comm: bytes) -> int:
         tick = start_ns // 10_000_000

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.common.copies import only, pick
 from agent.correlate.episode import Episode
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer, text
@@ -65,12 +64,10 @@ class BrokerWatch(Watch):
         self.polls: dict[int, Poll] = {}
         self._begun: dict[int, tuple[int, int]] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        polled = rows.get("queue_lag")
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.polls = {}
-        if polled is not None:
-            polled = only(polled, ~failed_by_itself(polled))
-        if polled is None or not len(polled):
+        polled = only(rows["queue_lag"], ~failed_by_itself(rows["queue_lag"]))
+        if not len(polled):
             return np.empty(0, np.int64)
         lost = _lost(polled)
         polled = pick(
@@ -121,14 +118,9 @@ class BrokerWatch(Watch):
     def bad(self, symptom: str, slot: int, second: int, poll: Poll, base: float) -> None:
         """Opens or extends the episode of a bad poll."""
         start, end = poll.start_ns, poll.end_ns
-        episode = self.active.get((symptom, slot))
-        if episode is not None:
-            self.extend(episode, second, float(end - start), end)
-            return
-        episode = self.describe(symptom, slot)
-        episode.metric, episode.unit, episode.base, episode.words = "poll_ns", "ns", base, poll.reason
-        episode.start_ns, episode.end_ns = start, end
-        self.open(episode, second, float(end - start), 1)
+        if not self.extended(symptom, slot, second, float(end - start), end):
+            its = {"metric": "poll_ns", "unit": "ns", "words": poll.reason, "start_ns": start, "end_ns": end}
+            self.begin(symptom, slot, second, float(end - start), 1, base=base, **its)
 
 
 def _lost(polled: np.ndarray) -> dict[tuple[str, bytes], str]:

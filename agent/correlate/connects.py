@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
-from agent.correlate.rows import groups
+from agent.correlate.rows import OfSecond, groups
 from agent.correlate.view import NO_PEER
 from agent.tables import TABLES
 
@@ -37,20 +35,20 @@ class ConnectWatch(EndWatch):
 
     metrics = ("ok", "failed", "broken", "slow", "longest_ns")
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         parts = [
-            _ends(rows.get("tcp_connect")),
-            _ends(_resets(rows.get("tcp_reset"))),
-            _ends(_talks(rows.get("tcp_rtt"))),
+            _ends(rows["tcp_connect"]),
+            _ends(_resets(rows["tcp_reset"])),
+            _ends(_talks(rows["tcp_rtt"])),
         ]
         ends = np.concatenate(parts)
         if not len(ends):
             return np.empty(0, np.int64)
         first, group = groups([ends["netns"], ends["peer"]])
-        done, result = parts[0], rows["tcp_connect"]["result"] if len(parts[0]) else np.empty(0)
+        done, result = parts[0], rows["tcp_connect"]["result"]
         group_of_connect = group[: len(done)]
         ok, failed = (np.bincount(group_of_connect, result == code, len(first)) for code in (_OK, _FAILED))
-        took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0) if len(parts[0]) else np.empty(0)
+        took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0)
         slow, longest = (
             np.bincount(group_of_connect, took >= SLOW_NS, len(first)),
             most(np.zeros(len(first)), group_of_connect, took),
@@ -59,31 +57,28 @@ class ConnectWatch(EndWatch):
         chosen = np.sort(np.argsort(-(ok + failed + resets), kind="stable")[:MOST])
         chosen = chosen[ends["peer"][first[chosen]] != NO_PEER]
         slots = self.slots(ends["netns"][first[chosen]], ends["peer"][first[chosen]], second)
-        fits, at = slots >= 0, chosen
-        self.series.put(
+        return self.put(
             second,
-            slots[fits],
-            ok=ok[at][fits],
-            failed=failed[at][fits],
-            slow=slow[at][fits],
-            longest_ns=np.where(ok > 0, longest, np.nan)[at][fits],
-            broken=np.where(ok + failed + resets > 0, np.maximum(resets - failed, 0), np.nan)[at][fits],
+            slots,
+            ok=ok[chosen],
+            failed=failed[chosen],
+            slow=slow[chosen],
+            longest_ns=np.where(ok > 0, longest, np.nan)[chosen],
+            broken=np.where(ok + failed + resets > 0, np.maximum(resets - failed, 0), np.nan)[chosen],
         )
-        return slots[fits]
 
 
-def _ends(rows: np.ndarray | None) -> np.ndarray:
-    out = np.empty(0 if rows is None else len(rows), _END)
-    if rows is not None:
-        out["netns"], out["peer"] = rows["netns"], rows["peer"]
+def _ends(rows: np.ndarray) -> np.ndarray:
+    out = np.empty(len(rows), _END)
+    out["netns"], out["peer"] = rows["netns"], rows["peer"]
     return out
 
 
-def _resets(rows: np.ndarray | None) -> np.ndarray | None:
+def _resets(rows: np.ndarray) -> np.ndarray:
     """Resets that reached a client."""
-    return None if rows is None else pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
+    return pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
 
 
-def _talks(rows: np.ndarray | None) -> np.ndarray | None:
+def _talks(rows: np.ndarray) -> np.ndarray:
     """Clients with old connections: it is seen, and usual, that they make no new ones."""
-    return None if rows is None else pick(rows, (rows["role"] == _CLIENT) & (rows["samples"] > 0))
+    return pick(rows, (rows["role"] == _CLIENT) & (rows["samples"] > 0))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.correlate.episode import Episode
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import text
@@ -33,13 +32,13 @@ class DaemonWatch(Watch):
         self.reported: set[tuple[str, str]] = set()
         self._over: set[tuple[str, str]] = set()  # agrees again, but disagreed within the last second
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         for key in self._over:
             self.held.pop(key, None)
             self.reported.discard(key)
         self._over = set()
-        reported = rows.get("clock_daemon")
-        for row in reported[reported["kind"] == _CHECK] if reported is not None else ():
+        reported = rows["clock_daemon"]
+        for row in reported[reported["kind"] == _CHECK]:
             key = text(row["daemon"]), text(row["source"])
             if row["state"] == _DISAGREE:
                 self.held[key] = row

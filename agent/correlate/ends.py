@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.correlate.episode import Episode
+from agent.correlate.rows import OfSecond
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -33,7 +32,7 @@ class EndWatch(Watch):
         values = np.nan_to_num(self.series.history(metric, np.array([slot]), second, skip)[0][-known_s:])
         return float(np.sort(values)[int(0.9 * (len(values) - 1))])
 
-    def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
+    def step(self, second: int, rows: OfSecond) -> list[Episode]:
         self._since = second if self._since is None else self._since
         return super().step(second, rows)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
-from agent.correlate.rows import groups
+from agent.correlate.rows import OfSecond, groups
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
 
@@ -31,10 +29,8 @@ class HandshakeWatch(EndWatch):
 
     metrics = ("ok", "failed", "served", "med_ns", "longest_ns")
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        done = rows.get("tls_handshake")
-        if done is None:
-            return np.empty(0, np.int64)
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        done = rows["tls_handshake"]
         done = pick(done, (done["result"] == _OK) | (done["result"] == FAILED))
         ends = served_at(done)
         known = ends != NO_PEER

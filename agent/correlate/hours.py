@@ -13,13 +13,12 @@ must have been busy, and it must have had a request within the last hour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from agent.correlate.answers import asked_for
 from agent.correlate.episode import Episode
 from agent.correlate.hours_file import Hours, Key, others, pack, unpack, without_gap
-from agent.correlate.rows import groups, of_codes, shared
+from agent.correlate.rows import OfSecond, groups, of_codes, shared
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -60,7 +59,7 @@ class HourWatch(Watch):
         self._hour = self._since = self._at = -1
         self._before: tuple[int, dict[Key, Hours]] = 0, {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         if rows:
             self._pass(second)
         elif second - self._at > _GAP_S:  # after a gap, evaluating such seconds for other watches tells nothing
@@ -80,7 +79,7 @@ class HourWatch(Watch):
             self._who[slot] = key, int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
             self._ended.discard(slot)
         self.series.dropped = 0  # the other watches of the same subjects count them
-        self._end_of(rows.get("process_event"))
+        self._end_of(rows["process_event"])
         return np.array(sorted(self._who), np.int64)
 
     def _past(self, key: Key) -> Hours:
@@ -132,11 +131,10 @@ class HourWatch(Watch):
         days = (self._n[slot] >= _LEAST).reshape(-1, 24).any(axis=1).sum()
         return bool(days >= _ALIKE or (days and self._at - self.last[slot] < 24 * HOUR))
 
-    def _end_of(self, events: np.ndarray | None) -> None:
+    def _end_of(self, events: np.ndarray) -> None:
         """Forgets subjects of ended processes, which other symptoms report."""
-        if events is not None and self._who:
-            gone = set(events["pid"][_ENDS[events["kind"]]].tolist())
-            self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone}
+        gone = set(events["pid"][_ENDS[events["kind"]]].tolist())
+        self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone} if gone else set()
 
     def overdue(self, slots: np.ndarray, second: int) -> list[tuple[int, int, int, float]]:
         """Subjects without a request for too long: (slot, since when, longest pause of such hours, usual number of
@@ -194,17 +192,17 @@ _NOTHING = Hours(np.zeros(_KEPT, np.float32), np.zeros(_KEPT, np.uint16))
 _Seen = tuple[tuple[object, ...], float, np.void]
 
 
-def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
-    decisions, rate = rows.get("limiter_decision"), rows.get("limiter_rate")
+def _limiters(rows: OfSecond) -> list[_Seen]:
+    decisions = rows["limiter_decision"]
     seen: list[_Seen] = []
-    if decisions is not None and len(decisions):
+    if len(decisions):
         first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
         n = np.bincount(group)
         seen += [
             ((text(decisions[i]["limiter_id"]), text(decisions[i]["comm"])), float(n[g]), decisions[i])
             for g, i in enumerate(first)
         ]
-    for row in rate if rate is not None else ():
+    for row in rows["limiter_rate"]:
         reported, more = (
             sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:])
         )
@@ -213,13 +211,8 @@ def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
     return seen
 
 
-def _ports(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
-    latencies = rows.get("service_latency")
-    if latencies is None:
-        return []
-    latencies = latencies[
-        ((latencies["requests"] > 0) | (latencies["waiting"] > 0)) & (latencies["sport"] > 0) & (latencies["pid"] > 0)
-    ]
+def _ports(rows: OfSecond) -> list[_Seen]:
+    latencies = asked_for(rows["service_latency"])
     if not len(latencies):
         return []
     first, group = groups([latencies["netns"], latencies["sport"]])

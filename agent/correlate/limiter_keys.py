@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.fairness import Places, UpperBound
+from agent.common.recent import Recent
 from agent.correlate.episode import Episode
-from agent.correlate.rows import known, shared
+from agent.correlate.rows import OfSecond, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -149,13 +149,13 @@ class KeyWatch(Watch):
         self._refused: OrderedDict[_Id, KeyHistory] = OrderedDict()
         self._passing_places, self._refused_places = Places(config.keys // 2), Places(config.keys // 2)
         #: By user and limiter: decisions, and the last second with one.
-        self._allowed: OrderedDict[int, OrderedDict[bytes, tuple[float, int]]] = OrderedDict()
+        self._allowed = Recent[int, Recent[bytes, tuple[float, int]]](_USERS)
         self._of: dict[int, _Id] = {}
         self.stuck: dict[_Id, KeyHistory] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        decisions = rows.get("limiter_decision")
-        if decisions is not None and (decisions["key"] != b"").any():
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        decisions = rows["limiter_decision"]
+        if (decisions["key"] != b"").any():
             self._take(second, decisions, *shared(rows, "limiter_decision", *_ID))
         self.stuck = {
             of: one
@@ -229,12 +229,8 @@ class KeyWatch(Watch):
         for of, n in zip(ids, allowed, strict=True):
             if n:
                 user, limiter = _user(of), of[0]
-                its = self._allowed[user] = self._allowed.pop(user, OrderedDict())
-                its[limiter] = its.pop(limiter, (0.0, 0))[0] + n, second
-                if len(its) > _LIMITERS:
-                    its.popitem(last=False)
-                if len(self._allowed) > _USERS:
-                    self._allowed.popitem(last=False)
+                its = self._allowed[user] = self._allowed.get(user) or Recent[bytes, tuple[float, int]](_LIMITERS)
+                its[limiter] = its.get(limiter, (0.0, 0))[0] + n, second
 
     def _keep(self, of: _Id, one: KeyHistory, second: int) -> None:
         both = (self._passing, self._passing_places), (self._refused, self._refused_places)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.alike import least
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, groups, known, shared
+from agent.correlate.rows import OfSecond, columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
@@ -109,11 +108,11 @@ class LimiterWatch(Watch):
         self._several: set[int] = set()  # slots with decisions of several members in one second
         self._takers: dict[int, str] = {}  # by slot: the other place that took most of the same limiter
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        decisions = rows.get("limiter_decision")
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        decisions = rows["limiter_decision"]
         self.of = np.empty(0, np.int64)
-        if decisions is None:
-            return np.empty(0, np.int64)
+        if not len(decisions):
+            return self.of
         first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
         who = columns_of(decisions, first, "limiter_id", "pid", "proc_start_ns", "comm", "library", "window_ns")
         slots = np.array([self._slot(second, *its) for its in who], np.int64)
@@ -132,7 +131,6 @@ class LimiterWatch(Watch):
             np.where(has, ns[order][np.minimum(begin + rank, last)], np.nan)
             for rank in ((timed - 1) // 2, 9 * (timed - 1) // 10, timed - 1)
         )
-        fits = slots >= 0
         values = {
             "n": n,
             "refused": refused,
@@ -149,15 +147,14 @@ class LimiterWatch(Watch):
         if (decisions["member"] != decisions["member"][0]).any():
             of_member, _ = groups([group, decisions["member"]])
             several = np.bincount(group[of_member], minlength=len(n)) > 1
-            self._several.update(slots[several & fits].tolist())
+            self._several.update(slots[several & (slots >= 0)].tolist())
         if self._several:
             apart = np.isin(slots, list(self._several))
             values["limit"] = np.where(apart, np.nan, values["limit"])
             values["burst"] = np.where(apart, np.nan, values["burst"])
         share = np.where((decisions["sample_rate"] > 0) & (decisions["sample_rate"] < 1), decisions["sample_rate"], 1.0)
         values["watched"] = least(np.ones(len(n)), group, share)
-        self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
-        return slots[fits]
+        return self.put(second, slots, **values)
 
     def _others(self, decisions: np.ndarray, group: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Units that other places took of the same limiters, by place. A limiter that is used at several places is one
@@ -210,20 +207,12 @@ class LimiterWatch(Watch):
         seen = self.series.seen("n", slots, second.at, self.config.persist_s)
         return np.asarray(seen >= np.array([self._need[int(s)] for s in slots]))
 
-    def settle(self, second: int) -> None:
-        for episode in self.active.values():
-            if episode.last_bad == second:  # values after the end explain nothing
-                self._facts(episode, second)
-
-    def _facts(self, episode: Episode, second: int) -> None:
-        """The values for the rules of causes: rate, limit, burst and failures, before and during; watched: the share of
-        its decisions that were seen.
-        """
+    def settle(self, episode: Episode, second: int, lasted: int) -> None:
+        """Rate, limit, burst and failures, before and during; watched: the share of its decisions that were seen."""
         slot = np.array([episode.slot])
-        bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
         episode.taker = self._takers.get(episode.slot, "")
         for metric in ("n", "cost", "others", "limit", "burst", "errors", "refused", "watched"):
-            now = self.series.recent(metric, slot, second, bad)[0]
+            now = self.series.recent(metric, slot, second, lasted)[0]
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
@@ -236,11 +225,11 @@ class LimiterWatch(Watch):
                 if metric == "others"
                 else np.median(now)
             )
-            before = float(self.series.baseline(metric, slot, second, bad).median[0])
+            before = float(self.series.baseline(metric, slot, second, lasted).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
                 if metric == "cost":
-                    deficit = self.series.deficit(metric, episode.slot, second, bad, before)
+                    deficit = self.series.deficit(metric, episode.slot, second, lasted, before)
                     episode.facts["cost_owed"], episode.facts["cost_more"] = deficit
 
 

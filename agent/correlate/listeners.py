@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import only
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, groups, known, start_ticks
+from agent.correlate.rows import OfSecond, columns_of, groups, known, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
@@ -29,11 +27,10 @@ class AcceptWatch(Watch):
         super().__init__(config)
         self.names: dict[int, tuple[int, str, int, int, int, str]] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        queues = rows.get("socket_queue")
-        if queues is not None:
-            queues = only(queues, (queues["kind"] == _ACCEPT) & (queues["limit"] > 0))
-        if queues is None or not len(queues):
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        queues = rows["socket_queue"]
+        queues = only(queues, (queues["kind"] == _ACCEPT) & (queues["limit"] > 0))
+        if not len(queues):
             return np.empty(0, np.int64)
         first, group = groups([queues["pid"], start_ticks(queues), queues["netns"], queues["saddr"], queues["sport"]])
         who = columns_of(queues, first, "pid", "proc_start_ns", "netns", "saddr", "sport", "comm")
@@ -41,11 +38,7 @@ class AcceptWatch(Watch):
         queue = most(np.zeros(len(first)), group, queues["queue"])
         drops = most(np.zeros(len(first)), group, np.where(known(queues["drops"]), queues["drops"], 0))
         limit = queues["limit"][first].astype(np.float64)
-        fits = slots >= 0
-        self.series.put(
-            second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits]
-        )
-        return slots[fits]
+        return self.put(second, slots, queue=queue, limit=limit, fill=queue / limit, drops=drops)
 
     def _slot(self, second: int, pid: int, start_ns: int, netns: int, saddr: bytes, port: int, comm: bytes) -> int:
         pid, tick, where = pid if pid > 0 else -1, start_ns // 10_000_000, address(saddr) or "*"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Mapping
 
 import numpy as np
 
 from agent.common.alike import most
 from agent.common.copies import pick
+from agent.common.recent import Recent
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, groups, start_ticks
+from agent.correlate.rows import OfSecond, columns_of, groups, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.view import NO_PEER
 from agent.correlate.watch import Watch
@@ -37,15 +36,12 @@ class LookupWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
-        # the server that answered; the name not asked for longest is first
-        self._known: OrderedDict[_Name, bytes] = OrderedDict()
+        self._known = Recent[_Name, bytes](_NAMES)  # the server that answered
         self._who: dict[int, tuple[int, int, str]] = {}
         self._clients: dict[int, bytes] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        done = rows.get("dns_lookup")
-        if done is None:
-            return np.empty(0, np.int64)
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        done = rows["dns_lookup"]
         done = pick(done, (done["result"] != _NODATA) & (done["name"] != b"") & (done["pid"] > 0))
         if not len(done):
             return np.empty(0, np.int64)
@@ -72,8 +68,6 @@ class LookupWatch(Watch):
                 if good:
                     counts[2] += slow_ones
                     counts[3] = slowest if math.isnan(counts[3]) else max(counts[3], slowest)
-        while len(self._known) > _NAMES:
-            self._known.popitem(last=False)
         slots = np.array([*found], np.int64)
         values = np.array([*found.values()], np.float64).reshape(-1, 4)
         self.series.put(second, slots, **dict(zip(self.metrics, values.T, strict=True)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second, Watch
 from agent.correlate.words import Words, render, text, value, when
@@ -38,10 +38,10 @@ class OrderWatch(Watch):
         #: By metric and slot: the rows of this second.
         self.worst: dict[tuple[str, int], np.void] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.worst.clear()
-        found = rows.get("message_order")
-        if found is None or not len(found):
+        found = rows["message_order"]
+        if not len(found):
             return np.empty(0, np.int64)
         first, group = groups([found[name] for name in (*_QUEUE, "source")])
         sums = {
@@ -49,12 +49,10 @@ class OrderWatch(Watch):
             for metric in self.metrics
         }
         slots = np.array([self._slot(found[i], second) for i in first], np.int64)
-        there = slots >= 0
-        self.series.put(second, slots[there], **{name: values[there] for name, values in sums.items()})
         for metric in self.metrics[:2]:
             for i in np.flatnonzero(found[metric] > 0):
                 self.worst.setdefault((metric, int(slots[group[i]])), found[i])
-        return slots[there]
+        return self.put(second, slots, **sums)
 
     def _slot(self, row: np.void, second: int) -> int:
         key = (*(text(row[name]) for name in _QUEUE), "produced" if row["source"] == _SAMPLE else "consumed")
@@ -84,15 +82,11 @@ def judge(metric: str) -> Callable[[OrderWatch, Second], None]:
         for i in np.flatnonzero(counts > usual):
             slot, count = int(second.slots[i]), float(counts[i])
             total = float(watch.series.recent("messages", second.slots[i : i + 1], second.at, 1)[0, 0])
-            episode = watch.active.get((metric, slot))
+            episode = watch.extended(metric, slot, second.at, count)
             if episode is None:
-                episode = watch.describe(metric, slot)
-                episode.metric, episode.start_ns = metric, second.at * SECOND
-                episode.base = float(usual[i])
-                watch.open(episode, second.at, count, 1)
+                start_ns, base = second.at * SECOND, float(usual[i])
+                episode = watch.begin(metric, slot, second.at, count, 1, metric=metric, start_ns=start_ns, base=base)
                 _note(episode, watch.worst[metric, slot])
-            else:
-                watch.extend(episode, second.at, count)
             facts = episode.facts
             facts[metric], facts["messages"] = facts.get(metric, 0.0) + count, facts.get("messages", 0.0) + total
 

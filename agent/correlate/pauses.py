@@ -14,12 +14,11 @@ ended normally, which is checked, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, shared
+from agent.correlate.rows import OfSecond, columns_of, shared
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -57,13 +56,13 @@ class PauseWatch(Watch):
             int, tuple[int, int, tuple[int, int]]
         ] = {}  # by slot: a pause that was too long and is over, and its process
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        decisions, self.over = rows.get("limiter_decision"), {}
-        if decisions is not None and len(decisions):
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        self.over = {}
+        if len(rows["limiter_decision"]):
             self._decided(second, rows)
         return np.array(sorted(self.names), np.int64)
 
-    def _decided(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
+    def _decided(self, second: int, rows: OfSecond) -> None:
         decisions = rows["limiter_decision"]
         first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
         order = np.lexsort((decisions["t_ns"], group))

@@ -14,7 +14,7 @@ from agent.common.copies import pick
 from agent.common.fairness import UpperBound
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.local import is_loopback
-from agent.correlate.rows import among, columns_of, groups
+from agent.correlate.rows import OfSecond, among, columns_of, groups
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
@@ -81,13 +81,12 @@ class PeerWatch(EndWatch):
     def dropped(self) -> int:
         return super().dropped + self._pairs.dropped
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self._pairs.begin(second)
-        talks = rows.get("tcp_rtt")
-        answered = self._count_answers(second, rows, talks) if talks is not None else np.empty(0, np.int64)
-        return np.concatenate([answered, self._silent(second, rows, talks)])
+        answered = self._count_answers(second, rows, rows["tcp_rtt"])
+        return np.concatenate([answered, self._silent(second, rows, rows["tcp_rtt"])])
 
-    def _count_answers(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray) -> np.ndarray:
+    def _count_answers(self, second: int, rows: OfSecond, talks: np.ndarray) -> np.ndarray:
         mine = pick(talks, (talks["role"] == _CLIENT) & (talks["peer"] != NO_PEER) & (talks["samples"] > 0))
         served = pick(talks, talks["role"] == _SERVER)
         there = own_ends(served)
@@ -109,27 +108,23 @@ class PeerWatch(EndWatch):
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = ContactedEnds(mine, chosen, first, group)
         had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
-        again = (_again(rows.get("tcp_retransmit"), at) - had).clip(0)
-        waits = _for_peers(rows.get("syscall_latency"))
+        again = (_again(rows["tcp_retransmit"], at) - had).clip(0)
+        waits = _for_peers(rows["syscall_latency"])
         usual = (again == 0) & ~np.isin(slots, self._active_slots)
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
             "again": again,
-            "wait_ns": _waits(waits, at),
+            "wait_ns": _waits(waits, at) if len(rows["syscall_latency"]) else np.full(at.n, np.nan),
             "late_ns": self._late(second, waits, at, usual),
             "here": among(ends, there.tolist()).astype(np.float64),
             "dark": np.zeros(len(ends)),
         }
-        fits = slots >= 0
-        self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
-        return slots[fits]
+        return self.put(second, slots, **values)
 
-    def _late(self, second: int, waits: np.ndarray | None, at: ContactedEnds, usual: np.ndarray) -> np.ndarray:
+    def _late(self, second: int, waits: np.ndarray, at: ContactedEnds, usual: np.ndarray) -> np.ndarray:
         """usual: bool per subject, whether this second belongs to the baselines of those who wait for it."""
         out = np.zeros(at.n)
-        if waits is None:
-            return out
         subject_of = at.of_processes(waits)
         waits, subject_of = pick(waits, subject_of >= 0), subject_of[subject_of >= 0]
         if not len(waits):
@@ -146,37 +141,25 @@ class PeerWatch(EndWatch):
         self._pairs.put(second, slots[kept], wait_ns=longest[kept])
         return out
 
-    def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
+    def _silent(self, second: int, rows: OfSecond, talks: np.ndarray) -> np.ndarray:
         """Peers that were active before and now only get retransmissions: none of their connections had an
         acknowledgement. A second without a try belongs to such a time while the next try is not overdue, since each
         takes twice as long. A peer that is not seen every second needs more tries.
         """
-        again = rows.get("tcp_retransmit")
-        if again is not None:
-            again = pick(again, among(again["state"], _CONTACTING))
-        if (again is None or not len(again)) and not self._unanswered:
+        again = pick(rows["tcp_retransmit"], among(rows["tcp_retransmit"]["state"], _CONTACTING))
+        if not len(again) and not self._unanswered:
             return np.empty(0, np.int64)
-        answered: set[tuple[int, bytes]] = set()
-        if talks is not None:
-            mine = pick(talks, (talks["role"] == _CLIENT) & (talks["samples"] > 0))
-            one = groups([mine["netns"], mine["peer"]])[0]
-            answered.update(zip(mine["netns"][one].tolist(), mine["peer"][one].tolist(), strict=True))
+        mine = pick(talks, (talks["role"] == _CLIENT) & (talks["samples"] > 0))
+        one = groups([mine["netns"], mine["peer"]])[0]
+        answered = set(zip(mine["netns"][one].tolist(), mine["peer"][one].tolist(), strict=True))
         counts: dict[tuple[int, bytes], int] = {}
-        if again is not None:
-            known = set(self.names.values())
-            ends = zip(
-                again["netns"].tolist(),
-                again["peer"].tolist(),
-                again["t_ns"].tolist(),
-                again["count"].tolist(),
-                strict=True,
-            )
-            for netns, end, t_ns, count in ends:
-                key = netns, end
-                if key in known and key not in answered:
-                    counts[key] = counts.get(key, 0) + max(count, 1)
-                    since_ns, _, tries = self._unanswered.get(key, (t_ns - RTO_NS, 0, 0))
-                    self._unanswered[key] = since_ns, t_ns, tries + max(count, 1)
+        known = set(self.names.values())
+        for *its, t_ns, count in zip(*(again[c].tolist() for c in ("netns", "peer", "t_ns", "count")), strict=True):
+            key = its[0], its[1]
+            if key in known and key not in answered:
+                counts[key] = counts.get(key, 0) + max(count, 1)
+                since_ns, _, tries = self._unanswered.get(key, (t_ns - RTO_NS, 0, 0))
+                self._unanswered[key] = since_ns, t_ns, tries + max(count, 1)
         for key, (since_ns, last_ns, _) in list(self._unanswered.items()):
             overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
             if key in answered or second * SECOND > overdue_ns:
@@ -230,28 +213,22 @@ class ContactedEnds:
             yield self.of_end[end], value
 
 
-def _connects(rows: Mapping[str, np.ndarray], at: ContactedEnds) -> np.ndarray:
-    done, again = rows.get("tcp_connect"), rows.get("tcp_retransmit")
-    out = np.full(at.n, np.nan)
-    if done is None:
-        return out
-    done = pick(done, done["result"] == _OK)
+def _connects(rows: OfSecond, at: ContactedEnds) -> np.ndarray:
+    again, out = rows["tcp_retransmit"], np.full(at.n, np.nan)
+    done = pick(rows["tcp_connect"], rows["tcp_connect"]["result"] == _OK)
     subject_of = at.of(done)
     order = np.lexsort((done["duration_ns"], subject_of))
     order = order[subject_of[order] >= 0]
     first = np.flatnonzero(begins(subject_of[order]))
     middle = (first + np.append(first[1:], len(order)) - 1) // 2
     out[subject_of[order][first]] = done["duration_ns"][order][middle] / 1e3
-    if again is not None:
-        dirty = at.of(pick(again, again["kind"] == _SYN))
-        out[dirty[dirty >= 0]] = np.nan
+    dirty = at.of(pick(again, again["kind"] == _SYN))
+    out[dirty[dirty >= 0]] = np.nan
     return out
 
 
-def _again(again: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
+def _again(again: np.ndarray, at: ContactedEnds) -> np.ndarray:
     out = np.zeros(at.n)
-    if again is None:
-        return out
     count = np.maximum(again["count"], 1)
     subject_of = at.of(again)
     np.add.at(out, subject_of[subject_of >= 0], count[subject_of >= 0])
@@ -260,16 +237,12 @@ def _again(again: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     return out
 
 
-def _for_peers(rows: np.ndarray | None) -> np.ndarray | None:
+def _for_peers(rows: np.ndarray) -> np.ndarray:
     """The waits for a peer, in rows of ``syscall_latency``."""
-    if rows is None:
-        return None
     return pick(rows, (rows["basis"] == _BLOCKED) & (rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER))
 
 
-def _waits(waits: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
-    if waits is None:
-        return np.full(at.n, np.nan)
+def _waits(waits: np.ndarray, at: ContactedEnds) -> np.ndarray:
     out = np.zeros(at.n)
     subject_of = at.of_processes(waits)
     most(out, subject_of[subject_of >= 0], waits["max_ns"][subject_of >= 0])

@@ -6,16 +6,16 @@ For other processes that talk all the time, their stops; for all workers, termin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.common.copies import pick
 from agent.common.fairness import earlier
+from agent.common.recent import Recent
 from agent.correlate import external_ends, terminations
 from agent.correlate.episode import Episode
-from agent.correlate.rows import among, known, of_codes
+from agent.correlate.rows import OfSecond, among, known, of_codes
 from agent.correlate.series import SECONDS
 from agent.correlate.terminations import ENDS, RESUMES, STOPS, Termination
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -91,18 +91,17 @@ class ProcessWatch(Watch):
         self._stops: dict[int, Termination] = {}  # by process
         self._ended: list[Termination] = []  # terminations that may turn out to be restarts
         self._gone: list[np.ndarray] = []  # terminated processes of each of the last seconds
-        self._brokers: dict[bytes, int] = {}
+        self._brokers = Recent[bytes, int](_MOST_BROKERS)
         self._until_ns = 0
         self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # (owner, last second)
         self._ends: dict[tuple[int, int], np.void] = {}  # the last terminations, by time and process
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self._until_ns = (second + 1) * SECOND
         self._learn(second, rows)
-        events = terminations.of_namespace(rows["process_event"]) if "process_event" in rows else None
-        happened = [] if events is None else self._happen(second, self._chosen(events))
-        gone = np.empty((0, 2), np.int64) if events is None else _gone(events)
-        self._gone = [*self._gone, gone[-_MOST_EVENTS:]][-_GONE_S:]
+        events = terminations.of_namespace(rows["process_event"])
+        happened = self._happen(second, self._chosen(events))
+        self._gone = [*self._gone, _gone(events)[-_MOST_EVENTS:]][-_GONE_S:]
         self._ended += [termination for termination in happened if not termination.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
         self._ended = [end for end in self._ended if end not in due]
@@ -210,13 +209,10 @@ class ProcessWatch(Watch):
         )
         return [pid] if replaced else []
 
-    def _learn(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
+    def _learn(self, second: int, rows: OfSecond) -> None:
         """Learns which processes are at work."""
-        polled = rows.get("queue_lag")
-        if polled is not None:
-            for raw in sorted(set(polled["peer"].tolist())):
-                self._brokers[raw] = second
-            self._brokers = dict(list(self._brokers.items())[-_MOST_BROKERS:])
+        for raw in sorted(set(rows["queue_lag"]["peer"].tolist())):
+            self._brokers[raw] = second
         for table, its in rows.items():
             if table == "limiter_decision":
                 self._at_work(second, its, its["pid"] > 0, needed=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from agent.common.copies import only, pick
 from agent.correlate.episode import Episode
 from agent.correlate.redeliveries import Redeliveries
-from agent.correlate.rows import columns_of, groups, known
+from agent.correlate.rows import OfSecond, columns_of, groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -126,15 +125,14 @@ class QueueWatch(Watch):
         self._removed: dict[int, tuple[int, int]] = {}  # the last total that was known, and its time
         self._ill: dict[tuple[bytes, bytes], int] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         slots = np.empty(0, np.int64)
         self.polled = self.fresh = slots
         self.removals = {}
-        polls = rows.get("queue_lag")
-        if polls is not None:
-            self._note_failed_servers(polls, second)
-            polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
-        if polls is not None and len(polls):
+        polls = rows["queue_lag"]
+        self._note_failed_servers(polls, second)
+        polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
+        if len(polls):
             _, group = _by_queue(polls)
             last = np.zeros(int(group.max()) + 1, np.int64)
             last[group] = np.arange(len(polls))
@@ -248,28 +246,26 @@ class QueueWatch(Watch):
         }
         return episode
 
-    def settle(self, second: int) -> None:
-        for episode in self.active.values():
-            if episode.last_bad == second:  # values after the end explain nothing
-                self._facts(episode, second)
-
-    def _facts(self, episode: Episode, second: int) -> None:
+    def settle(self, episode: Episode, second: int, lasted: int) -> None:
         slot = np.array([episode.slot])
-        bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
-        lag = np.nan_to_num(self.series.recent("lag", slot, second, bad)[0], nan=-1.0)
-        rising = bad - int(np.argmax(lag[::-1]))  # up to the last maximum: what arrived after it did not cause the lag
+        lag = np.nan_to_num(self.series.recent("lag", slot, second, lasted)[0], nan=-1.0)
+        rising = lasted - int(
+            np.argmax(lag[::-1])
+        )  # up to the last maximum: what arrived after it did not cause the lag
         for metric in self.metrics:
-            now = self.series.recent(metric, slot, second, bad)[0][: rising if metric == "in" else bad]
+            now = self.series.recent(metric, slot, second, lasted)[0][: rising if metric == "in" else lasted]
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
             episode.facts[metric] = float(np.median(now) if metric in ("in", "out") else now[-1])
             # A message must be old before it is late: the fault began a little before the symptom.
-            before = float(self.series.baseline(metric, slot, second, bad + int(self.config.age_rise_s) + 1).median[0])
+            before = float(
+                self.series.baseline(metric, slot, second, lasted + int(self.config.age_rise_s) + 1).median[0]
+            )
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
                 if metric == "in":
-                    deficit = self.series.deficit(metric, episode.slot, second, bad, before)
+                    deficit = self.series.deficit(metric, episode.slot, second, lasted, before)
                     episode.facts["in_owed"], episode.facts["in_more"] = deficit
         self._taken(episode, slot, second)
 

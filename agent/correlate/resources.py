@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ from agent.correlate.cpu_starvation import HOSTS
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.resource_rules import CPU, DISK, FD, OOM, PIDS, full
-from agent.correlate.rows import among, columns_of, groups, start_ticks, union
+from agent.correlate.rows import OfSecond, among, columns_of, groups, start_ticks, union
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -53,8 +53,8 @@ class ResourceWatch(Watch):
         self._mine: set[tuple[int, int]] = set()  # the watched processes; waits for a CPU of others do not count
         self.has_room: set[int] = set()  # slots of resources that had some left when last seen
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        return union(self._limits(second, rows.get("resource")), self._processors(second, rows))
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        return union(self._limits(second, rows["resource"]), self._processors(second, rows))
 
     def _slot(self, second: int, pid: int, start_ns: int, comm: bytes, what: str, where: bytes, uid: int = 0) -> int:
         key = pid, start_ns // 10_000_000, what, where
@@ -68,9 +68,9 @@ class ResourceWatch(Watch):
             self.names[slot] = key, text(comm)
         return slot
 
-    def _limits(self, second: int, rows: np.ndarray | None) -> np.ndarray:
-        rows = rows[np.isin(rows["kind"], tuple(_NAMES))] if rows is not None else None
-        if rows is None or not len(rows):
+    def _limits(self, second: int, rows: np.ndarray) -> np.ndarray:
+        rows = rows[np.isin(rows["kind"], tuple(_NAMES))]
+        if not len(rows):
             return np.empty(0, np.int64)
         rows = rows[np.argsort(rows["t_ns"], kind="stable")][
             ::-1
@@ -83,36 +83,26 @@ class ResourceWatch(Watch):
             [self._slot(second, pid, start_ns, comm, _NAMES[kind], *of) for pid, start_ns, comm, kind, *of in who],
             np.int64,
         )
-        fits = slots >= 0
-        self.series.put(
-            second,
-            slots[fits],
-            none=none[fits],
-            used=np.where(rows["kind"] == PIDS, rows["events"], rows["used"])[first][fits].astype(float),
-            limit=rows["limit"][first][fits].astype(float),
-        )
-        return slots[fits]
+        used = np.where(rows["kind"] == PIDS, rows["events"], rows["used"])[first].astype(float)
+        return self.put(second, slots, none=none, used=used, limit=rows["limit"][first].astype(float))
 
-    def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        resource, delays, waits, decisions = (rows.get(table) for table in READS)
+    def _processors(self, second: int, rows: OfSecond) -> np.ndarray:
+        resource, delays, waits, decisions = (rows[table] for table in READS)
         sums: dict[int, dict[str, float]] = {}
 
         def of(who: _Process) -> dict[str, float]:
             return sums.setdefault(self._slot(second, *who, "cpu", b""), {})
 
-        if resource is not None:
-            known = pick(resource, resource["pid"] > 0)
-            for who, _ in _each(known, []):  # a process without such a row here was not throttled
-                sums[self._slot(second, *who, "cpu", b"")] = {}
-            withheld = pick(resource, (resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS))
-            for who, group in _each(withheld, [withheld["object"]]):
-                its, ns = of(who), float(withheld["waited_ns"][group].sum())
-                if ns > its.get("throttled_ns", 0.0):
-                    periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
-                    its.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
+        known = pick(resource, resource["pid"] > 0)
+        for who, _ in _each(known, []):  # a process without such a row here was not throttled
+            sums[self._slot(second, *who, "cpu", b"")] = {}
+        withheld = pick(resource, (resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS))
+        for who, group in _each(withheld, [withheld["object"]]):
+            its, ns = of(who), float(withheld["waited_ns"][group].sum())
+            if ns > its.get("throttled_ns", 0.0):
+                periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
+                its.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
         for preempted, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
-            if preempted is None:
-                continue
             preempted = only(preempted, among(preempted["pid"], (pid for pid, _ in self._mine)))
             lengths, worst = preempted[column].astype(np.float64), preempted[longest].copy()
             if column == "wait_ns":  # the interval is long if the agent itself gets too little CPU
@@ -124,18 +114,17 @@ class ResourceWatch(Watch):
                     its = of(who)
                     its["delay_ns"] = max(its.get("delay_ns", 0.0), float(np.add.reduce(lengths[part])))
                     its["longest_ns"] = max(its.get("longest_ns", 0.0), float(np.maximum.reduce(worst[part])))
-        if decisions is not None:
-            every = 1 + len(decisions) // _ENOUGH
-            some = decisions[::every]
-            lasted = took(some)
-            timed = (some["pid"] > 0) & ~np.isnan(lasted)
-            some, lasted = only(some, timed), lasted[timed]
-            order, parts = _parts(some, lasted)
-            lasted = lasted[order]
-            for who, part in parts:
-                ordered, its = lasted[part], of(who)
-                its["sum_ns"] = float(np.add.reduce(ordered)) * every
-                its["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
+        every = 1 + len(decisions) // _ENOUGH
+        some = decisions[::every]
+        lasted = took(some)
+        timed = (some["pid"] > 0) & ~np.isnan(lasted)
+        some, lasted = only(some, timed), lasted[timed]
+        order, parts = _parts(some, lasted)
+        lasted = lasted[order]
+        for who, part in parts:
+            ordered, its = lasted[part], of(who)
+            its["sum_ns"] = float(np.add.reduce(ordered)) * every
+            its["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
         sums.pop(-1, None)
         slots = sorted(sums)
         if len(self._mine) > 4 * self.config.subjects:

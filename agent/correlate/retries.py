@@ -7,7 +7,6 @@ reopened, one thread each) do not count as many retries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.join import within
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER
 from agent.correlate.words import peer, process, text
@@ -59,17 +58,15 @@ class RetryWatch(EndWatch):
         )
         self._programs: dict[int, tuple[str, int, bytes]] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        connects, closes = rows.get("tcp_connect"), rows.get("tcp_close")
-        if connects is None:
-            return np.empty(0, np.int64)
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        connects = rows["tcp_connect"]
         tries = pick(connects, connects["peer"] != NO_PEER)[-_ROWS:]
         if not len(tries):
             return np.empty(0, np.int64)
         bad = pick(tries, tries["result"] != _OK)
-        ended = _fruitless(closes)[-_ROWS:] if closes is not None else None
-        keys = np.concatenate([_keys(part) for part in (tries, bad, ended) if part is not None])
-        failed_ns = np.concatenate([bad["t_ns"], *([] if ended is None else [ended["t_ns"] - _round_trip_ns(ended)])])
+        ended = _fruitless(rows["tcp_close"])[-_ROWS:]
+        keys = np.concatenate([_keys(part) for part in (tries, bad, ended)])
+        failed_ns = np.concatenate([bad["t_ns"], ended["t_ns"] - _round_trip_ns(ended)])
         began = np.where(known(tries["duration_ns"]), tries["t_ns"] - tries["duration_ns"], tries["t_ns"])
         first, program = groups([keys["comm"], keys["netns"], keys["peer"]])
         parts = np.empty(0, np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from agent.common.alike import alike, begins, by_bytes
 from agent.common.copies import in_bytes, pick, together
 from agent.common.fairness import earlier
+from agent.tables import TABLES
 
 _NOT_NULL = -(2**62)
 _MANY = 1024  # values, most of which occur several times
@@ -194,21 +195,23 @@ def _between(rows: np.ndarray, from_ns: int, to_ns: int) -> np.ndarray:
 
 
 class OfSecond(dict[str, np.ndarray]):
-    """One second's rows by table, with a cache of their groups."""
+    """One second's rows by table, empty for the other tables, with a cache of their groups."""
 
     def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
         super().__init__(rows)
         self.groups: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
 
+    def __missing__(self, table: str) -> np.ndarray:
+        return TABLES[table].empty(0)
 
-def shared(rows: Mapping[str, np.ndarray], table: str, *columns: str) -> tuple[np.ndarray, np.ndarray]:
+
+def shared(rows: OfSecond, table: str, *columns: str) -> tuple[np.ndarray, np.ndarray]:
     """``groups`` of a table's rows, computed once a second; process starts in ticks."""
-    found = rows.groups if isinstance(rows, OfSecond) else {}
     key = table, *columns
-    if key not in found:
+    if key not in rows.groups:
         its = rows[table]
-        found[key] = groups([start_ticks(its) if name == "proc_start_ns" else its[name] for name in columns])
-    return found[key]
+        rows.groups[key] = groups([start_ticks(its) if name == "proc_start_ns" else its[name] for name in columns])
+    return rows.groups[key]
 
 
 def of_codes(codes: Iterable[int]) -> np.ndarray:

@@ -5,7 +5,6 @@ status of its answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from agent.correlate.answered import error_name, faults
 from agent.correlate.brokers import POLLER
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
-from agent.correlate.rows import columns_of, groups, known, shared, union
+from agent.correlate.rows import OfSecond, columns_of, groups, known, shared, union
 from agent.correlate.series import SECONDS, Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import place
@@ -53,19 +52,19 @@ class ServiceWatch(Watch):
         self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last; the least recent first
         self._unwatched = 0
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.first_ns = {}
         slots = union(
             self._decisions(second, rows),
-            self._brokers(second, rows.get("queue_lag")),
-            self._answers(second, rows.get("service_answer")),
+            self._brokers(second, rows["queue_lag"]),
+            self._answers(second, rows["service_answer"]),
         )
         self.series.dropped = self._unwatched  # the other subjects are counted by watches of other symptoms
         return slots
 
-    def _decisions(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        decisions = rows.get("limiter_decision")
-        if decisions is None or not len(decisions):
+    def _decisions(self, second: int, rows: OfSecond) -> np.ndarray:
+        decisions = rows["limiter_decision"]
+        if not len(decisions):
             return np.empty(0, np.int64)
         first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
         who = columns_of(decisions, first, "limiter_id", "pid", "proc_start_ns", "comm")
@@ -74,9 +73,7 @@ class ServiceWatch(Watch):
         n, errors = np.bincount(group), np.bincount(group, failed)
         for g in np.flatnonzero(errors):
             self.first_ns[int(slots[g])] = int(decisions["t_ns"][failed & (group == g)].min())
-        there = slots >= 0
-        self.series.put(second, slots[there], n=n[there], errors=errors[there])
-        return np.asarray(slots[there])
+        return self.put(second, slots, n=n, errors=errors)
 
     def _limiter(self, second: int, limiter: bytes, pid: int, start_ns: int, comm: bytes) -> int:
         key = text(limiter), pid if pid > 0 else None, start_ns // 10_000_000
@@ -85,9 +82,7 @@ class ServiceWatch(Watch):
             self._names[slot] = key, text(comm)
         return slot
 
-    def _brokers(self, second: int, polls: np.ndarray | None) -> np.ndarray:
-        if polls is None:
-            return np.empty(0, np.int64)
+    def _brokers(self, second: int, polls: np.ndarray) -> np.ndarray:
         reported: dict[int, float] = {}
         alarms: dict[int, int] = {}
         polls = only(polls, polls["status"] != b"down")
@@ -112,9 +107,7 @@ class ServiceWatch(Watch):
         self.series.put(second, slots, **dict(zip(("replies", "alarms"), its, strict=True)))
         return slots
 
-    def _answers(self, second: int, answers: np.ndarray | None) -> np.ndarray:
-        if answers is None:
-            return np.empty(0, np.int64)
+    def _answers(self, second: int, answers: np.ndarray) -> np.ndarray:
         answers = answers[(answers["count"] > 0) & (answers["count"] < _MOST) & (answers["comm"] != POLLER)]
         if not len(answers):
             return np.empty(0, np.int64)
@@ -133,9 +126,7 @@ class ServiceWatch(Watch):
                 begun[slot] = min(begun.get(slot, t_ns), t_ns)
         for slot in sorted(counts):
             self.codes.note(slot, second, begun[slot] - SECOND, counts[slot])  # rows come at the end of an interval
-        there = slots >= 0
-        self.series.put(second, slots[there], n=n[there], errors=bad[there])
-        return np.asarray(slots[there])
+        return self.put(second, slots, n=n, errors=bad)
 
     def _server(self, key: tuple[int, bytes], second: int) -> int:
         """Limits the servers, so that a program with many servers leaves room for limiters and brokers."""
@@ -162,15 +153,12 @@ class ServiceWatch(Watch):
         self._refused[key] = total
         return max(0, total - before)
 
-    def settle(self, second: int) -> None:
+    def settle(self, episode: Episode, second: int, lasted: int) -> None:
         """n, errors, replies, alarms: totals during the episode."""
-        for episode in self.active.values():
-            if episode.last_bad == second:
-                lasted = max(1, min(60, second - episode.start_ns // SECOND + 1))
-                for metric in self.metrics:
-                    seen = self.series.recent(metric, np.array([episode.slot]), second, lasted)[0]
-                    if not np.isnan(seen).all():
-                        episode.facts[metric] = float(np.nansum(seen))
+        for metric in self.metrics:
+            seen = self.series.recent(metric, np.array([episode.slot]), second, lasted)[0]
+            if not np.isnan(seen).all():
+                episode.facts[metric] = float(np.nansum(seen))
 
     def describe(self, symptom: str, slot: int) -> Episode:
         key, comm = self._names[slot]

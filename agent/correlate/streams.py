@@ -11,14 +11,14 @@ This is evaluated after the wait, since a stream that simply ended does not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent.common.copies import pick
+from agent.common.recent import Recent
 from agent.correlate.episode import Episode
-from agent.correlate.rows import LastRows, among, columns_of, groups, start_ticks
+from agent.correlate.rows import LastRows, OfSecond, among, columns_of, groups, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
@@ -85,17 +85,16 @@ class StreamWatch(Watch):
         self.names: dict[int, Stall] = {}
         self._waits: LastRows | None = None
         self._since_ns = 0
-        self._clients: dict[tuple[bytes, bytes, int, int], str] = {}  # the one not seen for longest is first
-        self._servers: dict[tuple[int, int, bytes], bytes] = {}
+        self._clients = Recent[tuple[bytes, bytes, int, int], str](_PAIRS)
+        self._servers = Recent[tuple[int, int, bytes], bytes](_PAIRS)
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.stalls = {}
-        talks, waits = rows.get("tcp_rtt"), rows.get("syscall_latency")
-        if waits is None:
+        waits = rows["syscall_latency"]
+        if not len(waits):
             return np.empty(0, np.int64)
         waits = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
-        if talks is not None:
-            self._learn(talks, waits)
+        self._learn(rows["tcp_rtt"], waits)
         if self._waits is None:
             self._waits, self._since_ns = LastRows(waits.dtype, self.config.keep_decisions, _KEEP_NS), second * SECOND
         self._waits.add(waits)
@@ -122,9 +121,7 @@ class StreamWatch(Watch):
         for i, (pid, start_ns, raw) in zip(
             first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True
         ):
-            key = pid, start_ns // 10_000_000, raw
-            self._servers.pop(key, None)
-            self._servers[key] = ends[i]
+            self._servers[pid, start_ns // 10_000_000, raw] = ends[i]
         if not self._servers:
             return
         clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
@@ -134,13 +131,7 @@ class StreamWatch(Watch):
         for i, (raw, pid, start_ns, comm) in zip(
             first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True
         ):
-            pair = raw, ends[i], pid, start_ns // 10_000_000
-            self._clients.pop(pair, None)
-            self._clients[pair] = text(comm)
-        while len(self._servers) > _PAIRS:
-            del self._servers[next(iter(self._servers))]
-        while len(self._clients) > _PAIRS:
-            del self._clients[next(iter(self._clients))]
+            self._clients[raw, ends[i], pid, start_ns // 10_000_000] = text(comm)
 
     def _sends_nothing(self, row: np.void) -> Stall | None:
         """The wait is that of a server's end that reads."""
@@ -232,12 +223,8 @@ class StreamWatch(Watch):
             if stall.symptom != symptom:
                 continue
             waited = float(stall.to_ns - stall.from_ns)
-            episode = self.active.get((symptom, slot))
-            if episode is not None:
-                self.extend(episode, second, waited, stall.to_ns)
-                continue
-            episode = self.describe(symptom, slot)
-            self.open(episode, second, waited, 1)
+            if not self.extended(symptom, slot, second, waited, stall.to_ns):
+                self.begin(symptom, slot, second, waited, 1)
 
 
 def _who(row: np.void) -> Process:

@@ -8,14 +8,13 @@ polls. Lost data waits for an acknowledgement, not for a window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.common.copies import pick
 from agent.correlate.episode import Episode
-from agent.correlate.rows import known
+from agent.correlate.rows import OfSecond, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.correlate.watch import Watch
@@ -80,10 +79,10 @@ class StuckWatch(Watch):
         self._since_s: int | None = None
         self._known: dict[int, Jam] = {}
 
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        polls = rows.get("socket_queue")
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
+        polls = rows["socket_queue"]
         self._since_s = second if self._since_s is None else self._since_s
-        if polls is None:
+        if not len(polls):
             return np.empty(0, np.int64)
         polls = pick(polls, (polls["kind"] == _CONNECTION) & (polls["peer"] != NO_PEER))
         if not len(polls) and not self._known:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.rows import OfSecond
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
+
+_LASTED_S = 60
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Second:
 
     at: int
     slots: np.ndarray
-    rows: Mapping[str, np.ndarray]
+    rows: OfSecond
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class JudgedSymptom(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
     @property
     def adopted(self) -> bool: ...
     @property
@@ -77,7 +82,7 @@ class Watch(ABC):
         """Subjects for which there was no room, each counted in each second."""
         return self.series.dropped
 
-    def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
+    def step(self, second: int, rows: OfSecond) -> list[Episode]:
         """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds all active ones."""
         self.series.begin(second)
         slots = self._guard.attempt(type(self).__name__, self.fill, second, rows, otherwise=np.empty(0, np.int64))
@@ -87,16 +92,31 @@ class Watch(ABC):
             for symptom in self._symptoms:
                 if symptom.judge is not None:
                     self._guard.attempt(f"symptom {symptom.name}", symptom.judge, self, now, otherwise=None)
-            self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
+            self._guard.attempt(f"facts of {type(self).__name__}", self._settle, second, otherwise=None)
         self._end(second)
         return self._opened
 
     @abstractmethod
-    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         """Puts the second's values into ``series``; returns the slots with values."""
 
-    def settle(self, second: int) -> None:  # noqa: B027 - most need it not
-        """Called after all symptoms: sets the values for the rules of causes in the episodes' ``facts``."""
+    def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> np.ndarray:
+        """Puts values of one second into ``series``, but for subjects without room (slot -1); returns the other slots.
+        ``slots`` and every value have shape (n,).
+        """
+        fits = slots >= 0
+        self.series.put(second, slots[fits], **{metric: of[fits] for metric, of in values.items()})
+        return np.asarray(slots[fits])
+
+    def _settle(self, second: int) -> None:
+        for episode in self.active.values():
+            if episode.last_bad == second:  # values after the end explain nothing
+                self.settle(episode, second, max(1, min(_LASTED_S, second - episode.start_ns // SECOND + 1)))
+
+    def settle(self, episode: Episode, second: int, lasted: int) -> None:  # noqa: B027 - most need it not
+        """Called after all symptoms: sets the values for the rules of causes in the ``facts`` of an episode that goes
+        on. lasted: its seconds, at most ``_LASTED_S``.
+        """
 
     @abstractmethod
     def describe(self, symptom: str, slot: int) -> Episode:
@@ -143,6 +163,27 @@ class Watch(ABC):
                 episode.base, episode.bar = float(usual.median[i]), float(bar[i])
                 episode.start_ns = (second - n + 1) * SECOND
                 self.open(episode, second, float(recent[i].max()), n)
+
+    def extended(self, symptom: str, slot: int, second: int, value: float, end_ns: int | None = None) -> Episode | None:
+        """The active episode of this subject, extended by this second; None if there is none."""
+        episode = self.active.get((symptom, slot))
+        if episode is not None:
+            self.extend(episode, second, value, end_ns)
+        return episode
+
+    def begin(self, symptom: str, slot: int, second: int, value: float, bad_seconds: int, **its: Any) -> Episode:
+        """A new episode of this subject with these fields."""
+        episode = replace(self.describe(symptom, slot), **its)
+        self.open(episode, second, value, bad_seconds)
+        return episode
+
+    def begin_slow(
+        self, symptom: JudgedSymptom, slot: int, second: int, first: int, worst_ns: float, metric: str, base: float
+    ) -> Episode:
+        """A new episode of something that took long, recorded at its end, since the second ``first``."""
+        start_ns, bad = int((first + 1) * SECOND - worst_ns), second - first + 1
+        its = {"metric": metric, "unit": symptom.unit, "start_ns": start_ns, "base": base}
+        return self.begin(symptom.name, slot, second, worst_ns, bad, **its)
 
     def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
         """Begins an episode. ``step`` returns it even if its symptom fails afterwards, since it would not be opened

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from agent.common.address import UNIX, addr_text, peer_text
 from agent.common.printable import printable
+from agent.common.recent import Recent
 from agent.common.sentence import Piece, Value, plain
 
 #: A text, or pieces of one.
@@ -19,8 +20,7 @@ Words = str | tuple[Piece, ...]
 #: A text, a value, an instant (an integer, CLOCK_BOOTTIME ns), or words made of these.
 Fact = Piece | tuple[Piece, ...]
 _INSTANT_BYTES = len("2026-01-02T03:04:05.678Z")
-_PATHS: dict[bytes, str] = {}  # of Unix sockets, by address; the least recently named is first
-_MOST_PATHS = 1024
+_PATHS = Recent[bytes, str](1024)  # of Unix sockets, by address
 
 
 def address(raw: bytes) -> str:
@@ -42,10 +42,7 @@ def stored_peer(name: object) -> object:
 
 def name_unix(raw: bytes, path: bytes) -> None:
     """From here on, this Unix socket is shown by its path."""
-    _PATHS.pop(raw[:16], None)
     _PATHS[raw[:16]] = f"unix:{printable(path)}"
-    if len(_PATHS) > _MOST_PATHS:
-        del _PATHS[next(iter(_PATHS))]
 
 
 def render(template: str, **facts: Fact) -> Words:

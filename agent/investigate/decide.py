@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agent.common import fairness
 from agent.common.fairness import UpperBound
+from agent.common.recent import Recent
 
 SECOND = 1_000_000_000
 #: Length of a profile, and of its ``calls`` family, whose tracepoints put every call of every process on the slow path.
@@ -93,9 +94,9 @@ class ProfileBudget:
         self.spent_ns = 0
         self.refused: dict[str, int] = {}
         self._time = fairness.Budget(SHARE * SECOND, MOST_NS)
-        self._pauses: dict[ProfiledProcess, tuple[int, int]] = {}  # (end, length of the next one)
-        self._episodes: dict[Hashable, int] = {}
-        self._refused: dict[Hashable, None] = {}
+        self._pauses = Recent[ProfiledProcess, tuple[int, int]](REMEMBERED)  # (end, length of the next one)
+        self._episodes = Recent[Hashable, int](REMEMBERED)
+        self._refused = Recent[Hashable, None](REMEMBERED)
 
     def pausing(self, process: ProfiledProcess, now_ns: int) -> bool:
         """Whether it was profiled not long ago."""
@@ -116,9 +117,7 @@ class ProfileBudget:
         """Counts each episode once."""
         if episode not in self._refused:
             self.refused[why] = self.refused.get(why, 0) + 1
-        self._refused[episode] = self._refused.pop(episode, None)
-        if len(self._refused) > REMEMBERED:
-            self._refused.pop(next(iter(self._refused)))
+        self._refused[episode] = None
 
     def spend(self, episode: Hashable, process: ProfiledProcess, uid: int, ns: int, now_ns: int, begins: bool) -> None:
         """Charges the time of a profile of this process. begins: False if the process joins a running profile, which
@@ -126,10 +125,7 @@ class ProfileBudget:
         """
         self._time.spend(uid, ns, now_ns, of_all=begins)
         self.spent_ns += ns if begins else 0
-        self._episodes[episode] = max(self._episodes.pop(episode, 0), 0) + ns
-        until_ns, pause_ns = self._pauses.pop(process, (now_ns, PAUSE_NS))
+        self._episodes[episode] = max(self._episodes.get(episode, 0), 0) + ns
+        until_ns, pause_ns = self._pauses.get(process, (now_ns, PAUSE_NS))
         pause_ns = PAUSE_NS if now_ns - until_ns > FORGET_NS else pause_ns
         self._pauses[process] = now_ns + ns + pause_ns, min(2 * pause_ns, LONGEST_PAUSE_NS)
-        for kept in (self._pauses, self._episodes):
-            while len(kept) > REMEMBERED:
-                kept.pop(next(iter(kept)))  # type: ignore[call-overload]

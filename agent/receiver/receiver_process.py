@@ -25,6 +25,7 @@ import numpy as np
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
 from agent.common.copies import together
+from agent.common.recent import Recent
 from agent.contracts import Stating
 from agent.limiters.decision import salt_digest
 from agent.log import log_message
@@ -89,7 +90,7 @@ class OtlpReceiver(ProcessSource, Stating):
         self._boot_id, self._look_up, self._to_boot = boot_id, look_up, to_boot
         self._listener: socket.socket | None = None
         self._failure = ""
-        self._peers: dict[int, tuple[int, int, bytes]] = {}
+        self._peers = Recent[int, tuple[int, int, bytes]](_MAX_PEERS)
         self._netns, self._read_after_s = os.stat("/proc/self/ns/net").st_ino, 0.0
         self._before, self._counts = Counter[str](), Counter[str]()  # of processes that have ended, and of this one
         self._times = self._lost = 0
@@ -190,9 +191,7 @@ class OtlpReceiver(ProcessSource, Stating):
         rows = make("socket_queue", len(ends), netns=self._netns, **columns).rows
         with contextlib.suppress(OSError):
             self._look_up(rows)
-        self._peers |= zip(new, rows[["pid", "proc_start_ns", "comm"]].tolist(), strict=True)
-        while len(self._peers) > _MAX_PEERS:
-            self._peers.pop(next(iter(self._peers)))
+        self._peers.update(zip(new, rows[["pid", "proc_start_ns", "comm"]].tolist(), strict=True))
         now_s = time.monotonic()
         self._read_after_s = now_s + min(_MAX_PAUSE_S, _PAUSE * (now_s - begun_s))
 

@@ -6,12 +6,13 @@ such place. The kernel marks what it leaves out (bpf/redis.bpf.c).
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from agent.common.recent import Recent
 from agent.redis_wire.resp_stream import Garbage, Push, ReplyError, RespStream
 
 FLOWS = 4096
@@ -165,7 +166,7 @@ class Flows:
     def __init__(
         self, ignore: Callable[[int], None] = lambda _: None, follow: Callable[[int], None] = lambda _: None
     ) -> None:
-        self._flows: OrderedDict[int, Flow] = OrderedDict()
+        self._flows = Recent[int, Flow](FLOWS)
         self._ignore, self._follow = ignore, follow
         self.counts = {"garbage": 0, "out_of_step": 0, "unanswered": 0, "streams": 0}
 
@@ -182,13 +183,7 @@ class Flows:
             yield from self._piece(flow, piece, texts[at * width : at * width + piece.size])
 
     def flow(self, number: int) -> Flow:
-        found = self._flows.get(number)
-        if found is None:
-            if len(self._flows) >= FLOWS:
-                self._flows.popitem(last=False)
-            found = self._flows[number] = Flow(number)
-        else:
-            self._flows.move_to_end(number)
+        found = self._flows[number] = self._flows.get(number) or Flow(number)
         return found
 
     def _piece(self, flow: Flow, piece: Piece, data: bytes) -> Iterator[RedisExchange]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load OpenSSL
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
+from agent.common.recent import Recent
 from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
@@ -61,11 +61,10 @@ class RedisDecisions:
     ) -> None:
         self._limiters, self._want_whole, self.key, self._called = limiters, want_whole, key, called
         self._client_of = client_of
-        self._texts: OrderedDict[str, bytes] = OrderedDict()
-        self._others: OrderedDict[str, None] = OrderedDict()
-        self._counting: OrderedDict[str, None] = OrderedDict()
-        self._meant: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
-        self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
+        self._texts = Recent[str, bytes](_SCRIPTS)
+        self._others, self._counting = Recent[str, None](_SCRIPTS), Recent[str, None](_SCRIPTS)
+        self._meant = Recent[str, tuple[bool, bool]](_SCRIPTS)
+        self._seen = Recent[tuple[int, int, bytes], Flow](_SEEN)
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
         self.again, self.unknown, self.counters = 0, UnknownScripts(), RedisCounters()
@@ -106,8 +105,6 @@ class RedisDecisions:
             self.again += 1
             return False
         self._seen[key] = exchange.flow
-        if len(self._seen) > _SEEN:
-            self._seen.popitem(last=False)
         return True
 
     def _decided(self, exchange: RedisExchange) -> Iterable[tuple[RedisExchange, dict[str, Any]]]:
@@ -143,18 +140,16 @@ class RedisDecisions:
         if self._texts.get(script) == text:
             return
         self._texts[script] = text
-        if len(self._texts) > _SCRIPTS:
-            self._texts.popitem(last=False)
         self._counting.pop(script, None), self._meant.pop(script, None)
         if returns_count(text):
-            _remember(self._counting, script)
+            self._counting[script] = None
 
     def _meaning(self, script: str, text: bytes | None) -> tuple[bool, bool]:
         """Whether 1 is a refusal, and whether the second element is the remainder, by the script's text."""
         if text is None:
             return False, True
         if script not in self._meant:
-            _remember(self._meant, script, (inverted(text), not is_single_value(text)))
+            self._meant[script] = inverted(text), not is_single_value(text)
         return self._meant[script]
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
@@ -197,10 +192,10 @@ class RedisDecisions:
             and not self._limiters.owns(call)
         ):
             if not plausible(reply):
-                _remember(self._others, there)
+                self._others[there] = None
                 return None
             if counts(reply):
-                _remember(self._counting, there)
+                self._counting[there] = None
             name = f"redis script {call.script[:12]}"
             counting = not self._counting.keys().isdisjoint((script, there))
             wire = {"cost": 1.0} if counting else guessed(call, *self._meaning(script, text))
@@ -290,9 +285,3 @@ def read(limiter: RedisLimiter, call: RedisCall, window_ns: int = 0) -> dict[str
 
 def _thousandth(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
-
-
-def _remember(known: OrderedDict[str, Any], script: str, what: Any = None) -> None:
-    known[script] = what
-    if len(known) > _SCRIPTS:
-        known.popitem(last=False)

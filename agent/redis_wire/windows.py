@@ -12,10 +12,9 @@ window's length plus up to 300 s.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TypeVar
 
+from agent.common.recent import Recent
 from agent.limiters.script import ASKING, COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.limiters.scripts.laravel import ADDING, COUNTED
@@ -36,7 +35,6 @@ _COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *ASKING,
 _UNIT_NS = {"EXPIRE": 1_000_000_000, "PEXPIRE": 1_000_000, "EX": 1_000_000_000, "PX": 1_000_000}
 _MOST_NS = 10**18
 _Where = tuple[bytes, int, bytes]
-_V = TypeVar("_V")
 
 
 def _head(key: bytes) -> bytes:
@@ -72,11 +70,8 @@ class Windows:
     """
 
     def __init__(self, limiters: Limiters) -> None:
-        self._known: OrderedDict[_Where, int] = OrderedDict()
-        self._ending: OrderedDict[_Where, int] = OrderedDict()
-        self._made: OrderedDict[_Where, bytes] = OrderedDict()
-        self._units: OrderedDict[_Where, int] = OrderedDict()
-        self._timed: OrderedDict[_Where, int] = OrderedDict()
+        self._known, self._ending, self._units, self._timed = (Recent[_Where, int](_PREFIXES) for _ in range(4))
+        self._made = Recent[_Where, bytes](_PREFIXES)
         self._limiters = [one for one in limiters.all if set(one.commands) & {*COUNTING, *_COUNTED}]
 
     def added(self, exchange: RedisExchange, call: RedisCall) -> None:
@@ -84,7 +79,7 @@ class Windows:
         ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
         if call.script == ADDING and ends and len(args) == 2 and (length_ns := expiry_ns("EX", args[1])):
             of = self._timed if key.endswith(_TIMER) else self._ending
-            _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
+            of[ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]] = length_ns
 
     def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
         """Decisions that are complete with this reply: (their exchange, their declaration, window in ns or 0)."""
@@ -97,7 +92,7 @@ class Windows:
             yield from self._counted(exchange, key, where)
         elif command == MAKING and len(words) > 5 and exchange.reply == b"OK" and (made := counter_made(words)):
             count, window_ns = made
-            _keep(self._ending, (*where[:2], key[:64]), window_ns)
+            self._ending[*where[:2], key[:64]] = window_ns
             exchange.flow.made.pop(key, None)
             if count:  # the first request of its window, as if it had been counted
                 by = self._made.get(where, b"INCRBY")
@@ -114,15 +109,15 @@ class Windows:
                 yield before, self._declared(before), self._unit_ns(where, stamp, length_ns)
                 return
             if before is not None or where in self._known:
-                _keep(self._known, where, length_ns or self._known.get(where, 0))
+                self._known[where] = length_ns or self._known.get(where, 0)
             if before is not None:
                 yield before, self._declared(before), length_ns
         elif command in ASKING and type(exchange.reply) is int and exchange.reply > 0:
             if (before := exchange.flow.kept.pop(key, None)) is not None:
-                _keep(self._known, where, self._known.get(where, 0))
+                self._known[where] = self._known.get(where, 0)
                 yield before, self._declared(before), self._known[where]
         elif command == "ZREMRANGEBYSCORE":
-            _keep(self._known, (*where[:2], b"zset " + where[2]), 0)
+            self._known[*where[:2], b"zset " + where[2]] = 0
         elif command in _COUNTED and type(exchange.reply) is int:
             declared = self._declared(exchange)
             if declared or (*where[:2], b"zset " + where[2]) in self._known:
@@ -138,8 +133,8 @@ class Windows:
             return
         length_ns = self._ending.get((*where[:2], key[:64]))
         if length_ns is not None:  # this very key was created with its expiry
-            _keep(self._made, where, exchange.command)
-            _keep(self._known, where, length_ns)
+            self._made[where] = exchange.command
+            self._known[where] = length_ns
             if (first := flow.made.pop(key, None)) is not None:
                 first = first._replace(command=exchange.command, words=[exchange.command, *first.words[1:]])
                 yield first, self._declared(first), length_ns
@@ -149,7 +144,7 @@ class Windows:
             self._wait(exchange, key)
             return
         elif where not in self._known and declared:
-            _keep(self._known, where, 0)
+            self._known[where] = 0
         if where in self._known:
             yield exchange, declared, self._known[where]
         else:
@@ -168,7 +163,7 @@ class Windows:
         most = min(end_ns // 10**9, self._units.get(of, _UNITS_S[0]))
         unit = next((unit for unit in _UNITS_S if unit <= most and not int(stamp[2]) % unit), 0)
         if unit:
-            _keep(self._units, of, unit)
+            self._units[of] = unit
         return unit * 10**9
 
     def _declared(self, exchange: RedisExchange) -> RedisLimiter | None:
@@ -176,9 +171,3 @@ class Windows:
         one = next((one for one in self._limiters if one.matching(call, None)), None)
         more = exchange.command == b"INCRBY" and exchange.words[2:3] != [b"1"]
         return None if more and one and "INCR" in one.commands else one
-
-
-def _keep(known: OrderedDict[_Where, _V], where: _Where, value: _V) -> None:
-    known[where] = value
-    if len(known) > _PREFIXES:
-        known.popitem(last=False)

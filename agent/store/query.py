@@ -13,8 +13,9 @@ import numpy as np
 
 from agent.ask.names import mentioned
 from agent.ask.question import Question, Spread
-from agent.ask.window import Bound, Window, parse, this_boot
+from agent.ask.window import Bound, Window, parse
 from agent.columns import NULL_I64
+from agent.common.host import boot_id as this_boot
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
 from agent.store.answers import Answers, executed

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import resource
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from agent.binaries.contract import Analysis, Instance
 from agent.common.fairness import NoPlaceError, Places
 from agent.common.printable import printable
+from agent.common.recent import Recent
 from agent.kernel import detach
 from agent.kernel.limits import FACTS_KEPT, MOST_DESCRIPTORS, PROBE_SHARE, TRIES
 from agent.kernel.steps import BlockedError, Steps, Wait, at_once
@@ -87,7 +88,7 @@ class Files:
         )
         self.writes = Writes()
         self._files: dict[FileId, _File] = {}
-        self._facts: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self._facts = Recent[tuple[object, ...], Any](FACTS_KEPT)
         #: Whether a device is that of an overlay that root has mounted. On other devices a user could imitate the inode
         #: and ctime of somebody else's file.
         self.overlaid: Callable[[int], bool] = lambda device: False
@@ -231,8 +232,6 @@ class Files:
                 if why.passing:
                     raise
                 self._facts[key] = why
-            while len(self._facts) > FACTS_KEPT:
-                self._facts.popitem(last=False)
         facts = self._facts.get(key)
         if isinstance(facts, AnalysisFailed):
             raise AnalysisFailed(str(facts), facts.overrun)

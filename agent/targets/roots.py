@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agent.arch.machine import LIBRARY_FOLDERS
+from agent.common.recent import Recent
 from agent.kernel.limits import FILES_A_PROCESS, LINKER_CACHE_BYTES, ROOTS
 from agent.targets.asked import FileId
 
@@ -46,7 +46,7 @@ class Roots:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Root, tuple[float, set[FileId]]] = OrderedDict()
+        self._known = Recent[Root, tuple[float, set[FileId]]](ROOTS)
         self._new: dict[int, Root] = {}
         self.note_own()
 
@@ -63,14 +63,9 @@ class Roots:
             key = (root[0], root[1], root[2])
             if key == self._own:
                 continue
-            if key in self._known:
-                self._known[key] = now, self._known[key][1]
-                self._known.move_to_end(key)
-            else:
-                self._known[key] = now, set()
+            if key not in self._known:
                 self._new[pid] = key
-        while len(self._known) > ROOTS:
-            self._known.popitem(last=False)
+            self._known[key] = now, self._known.get(key, (now, set()))[1]
         while len(self._new) > ROOTS:
             self.forget(self.take(next(iter(self._new))))
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from typing import Any, TypeVar
 from agent.kernel.loaded_families import BPF_DIR, Loaded, load, release
 from agent.kernel.probe import Probe, Program
 from agent.probes import discover
+from tests.patience import listening
+from tests.ports import free_port
 from tests.system.agent import Agent
 
 T = TypeVar("T")
@@ -209,31 +210,16 @@ class Redis:
     """A redis-server on a free port of loopback, without persistence."""
 
     def __init__(self, directory: str) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = int(s.getsockname()[1])
+        self.port = free_port()
         self.path = f"{directory}/redis.sock"
         command = [
             "redis-server",
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--unixsocket",
-            f"{directory}/redis.sock",
+            *f"--port {self.port} --bind 127.0.0.1 --unixsocket {self.path} --dir {directory} --appendonly no".split(),
             "--save",
             "",
-            "--appendonly",
-            "no",
-            "--dir",
-            directory,
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        for _ in range(100):
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            time.sleep(0.05)
-        raise SystemExit("redis-server does not come up")
+        listening(self.port, process=self.process)
 
     def command(self, *words: str) -> None:
         subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, stdout=subprocess.DEVNULL)

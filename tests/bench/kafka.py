@@ -57,7 +57,7 @@ def main() -> None:
             own, its = cpu_s(os.getpid()) - own, cpu_s(kafka.process.pid) - its
             queue.close()
         finally:
-            kafka.stop()
+            kafka.end()
     each = f"{given.partitions} partitions of one group"
     report("a poll, the slowest", f"{max(took):.3f} s, the median {statistics.median(took):.3f} s", each, "<= 5 s")
     report("processor time a poll", f"{own / given.polls * 1e3:.0f} ms", each, "-")

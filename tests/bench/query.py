@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.ask.window import this_boot
 from agent.batch import make
+from agent.common.host import boot_id as this_boot
 from agent.store.cells import ERROR
 from agent.store.hot import HotStore
 from agent.store.spawn import Limits

@@ -191,7 +191,7 @@ def on_redis(program: str | None, directory: str) -> None:
         for of, (calls, took) in costs.items():
             print(f"{of}: {calls:.0f} commands a poll, {took * 1e3:.1f} ms of the server's processor time")
     finally:
-        redis.stop()
+        redis.end()
 
 
 def commands(redis: Redis) -> int:
@@ -346,7 +346,7 @@ def on_kafka(exporter: str | None, burrow: str | None, directory: str) -> None:
     (libraries := Path(directory, "libraries")).mkdir()
     kafka = Kafka(fetched(libraries), data)
     with contextlib.ExitStack() as started:
-        started.callback(kafka.stop)
+        started.enter_context(kafka)
         (queue,) = KAFKA.sources([kafka.address])
         started.callback(queue.close)
         pages = free_ports(2)

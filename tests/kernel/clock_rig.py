@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from agent.tables import TABLES
 from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
 from tests.lab import sockets
-from tests.patience import COARSE
+from tests.patience import COARSE, until
 
 #: What the stepping programs begin with. step(HOW, ns) moves the wall clock through that call.
 PROLOGUE = """
@@ -122,6 +123,9 @@ class Rig:
         while time.monotonic() < end or (clock._join.pending and time.monotonic() < end + 30):  # type: ignore[attr-defined]
             self.pump()
             time.sleep(0.01)
+
+    def until(self, what: Callable[[], object]) -> None:
+        until(what, why=self.watch.state, turn=self.pump)
 
     def rows(self, table: str = "clock_change") -> np.ndarray:
         return np.concatenate([TABLES[table].empty(0), *self._rows.get(table, [])])

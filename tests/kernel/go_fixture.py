@@ -130,6 +130,17 @@ def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     return out
 
 
+def go_program(folder: Path, main: str, *flags: str) -> Path:
+    """A program of this ``main.go`` and of what lies in the folder, the module example.com/shop. Skips without Go."""
+    if not shutil.which("go"):
+        pytest.skip("needs Go: apt install golang")
+    (folder / "main.go").write_text(main)
+    (folder / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
+    env = os.environ | {"CGO_ENABLED": "0"}
+    subprocess.run(["go", "build", *flags, "-o", "shop", "."], cwd=folder, env=env, check=True)
+    return folder / "shop"
+
+
 @dataclass
 class Limits:
     """A running test program. ``go`` lets it begin and returns its decisions; ``end`` lets it exit."""

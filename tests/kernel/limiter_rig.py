@@ -15,7 +15,7 @@ from agent.probes.limiter import setup
 from agent.tables import TABLES
 from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
-from tests.patience import PATIENCE
+from tests.patience import until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Attached
@@ -50,11 +50,7 @@ class Watch:
             self.reported.setdefault(batch.table, []).append(batch.rows)
 
     def until(self, done: Callable[[], bool], limit_s: float = 10) -> None:
-        end = time.monotonic() + limit_s * PATIENCE
-        while not done() and time.monotonic() < end:
-            self.turn()
-            time.sleep(0.005)
-        assert done()
+        until(done, limit_s, 0.005, turn=self.turn)
 
     def rates(self, pid: int) -> np.ndarray:
         """Its rows of limiter_rate so far."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +26,9 @@ from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
 from tests.lab import sockets
+from tests.patience import until
 
 DEADLINE_S = 60.0
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
 
 
 def children(pid: int) -> dict[int, str]:
@@ -95,7 +89,7 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
             go = "golimiter" in names or shutil.which("go") is None
             return go and bool((rows["duration_ns"] > 1_000_000_000).any())
 
-        wait_for(seen)
+        until(seen, DEADLINE_S)
         processes = children(supervisor)
         expected = {
             "redis-server",
@@ -138,8 +132,8 @@ def test_redis_is_stalled_only_once_the_agent_is_ready(intake: tuple[Path, Intak
             assert workload.redis_url is not None
             client = RespClient(RedisUrl.parse(workload.redis_url), timeout_s=0.8)
             asked, _ = control.accept()
-            until = time.monotonic() + 3
-            while time.monotonic() < until:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
                 client.pipeline([("PING",)])
             with asked:
                 assert asked.recv(100) == b"status\n"
@@ -152,7 +146,7 @@ def test_redis_is_stalled_only_once_the_agent_is_ready(intake: tuple[Path, Intak
                     return True
                 return False
 
-            wait_for(stalled)
+            until(stalled, DEADLINE_S)
             client.close()
 
 
@@ -181,12 +175,12 @@ def test_nothing_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> 
     assert parent.stdout is not None
     agent = int(parent.stdout.readline())
     (supervisor,) = supervisors(parent.pid)
-    wait_for(lambda: "demo-files" in children(supervisor).values())
+    until(lambda: "demo-files" in children(supervisor).values(), DEADLINE_S)
     everything = [supervisor, *children(supervisor)]
     assert directories(supervisor) != []
     parent.send_signal(number)
     parent.wait()
-    wait_for(lambda: not any(alive(p) for p in [agent, *everything]))
+    until(lambda: not any(alive(p) for p in [agent, *everything]), DEADLINE_S)
     assert directories(supervisor) == []
     parent.stdout.close()
 
@@ -195,10 +189,10 @@ def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_cleans_up(in
     path, _ = intake
     with Workload(path):
         (supervisor,) = supervisors(os.getpid())
-        wait_for(lambda: "demo-files" in children(supervisor).values())
+        until(lambda: "demo-files" in children(supervisor).values(), DEADLINE_S)
         processes = [p for p, name in children(supervisor).items() if name != "go"]
         os.kill(supervisor, signal.SIGKILL)
-        wait_for(lambda: not any(alive(p) for p in processes))
+        until(lambda: not any(alive(p) for p in processes), DEADLINE_S)
     assert directories(supervisor) != []
     with Workload(path):
         assert directories(supervisor) == []
@@ -222,8 +216,8 @@ def test_the_clock_is_stepped_only_when_asked_and_back_again(intake: tuple[Path,
     steps: list[bool] = []
     before_ns = offset_ns()
     with Workload(path, duration_s=1, step_clock=step_clock):
-        until = time.monotonic() + (DEADLINE_S if step_clock else 6)
-        while time.monotonic() < until and len(steps) < 2:
+        end = time.monotonic() + (DEADLINE_S if step_clock else 6)
+        while time.monotonic() < end and len(steps) < 2:
             now_ns = offset_ns()
             if 290_000 < abs(now_ns - before_ns) < 310_000:
                 steps.append(now_ns > before_ns)

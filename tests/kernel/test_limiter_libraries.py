@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from agent.columns import NULL_I64
 from agent.limiters.decision import hashed
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.limiter_rig import Watch, names
-from tests.patience import PATIENCE
+from tests.patience import until
 
 LIBRARIES = {
     "uber": "go.uber.org/ratelimit",
@@ -43,9 +42,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(socket.parent)],
         stdout=subprocess.DEVNULL,
     )
-    end = time.monotonic() + 10 * PATIENCE
-    while not socket.exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    until(socket.exists, 10)
     yield str(socket)
     server.terminate()
     server.wait()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.kernel.test_syscalls import Family
-from tests.patience import COARSE, PATIENCE
+from tests.patience import COARSE, PATIENCE, until
 
 #: argv: the file, the call. Holds the lock until told to end.
 HOLDS = """
@@ -63,10 +63,11 @@ def waiting(file: Path, call: str, code: str = WAITS) -> subprocess.Popen[bytes]
 
 def in_line(file: Path, n: int = 1) -> None:
     """Returns a moment after n of them wait for a lock on that file."""
-    end, inode = time.monotonic() + 20 * PATIENCE, f":{file.stat().st_ino} "
-    while sum(" -> " in line and inode in line for line in Path("/proc/locks").read_text().splitlines()) < n:
-        assert time.monotonic() < end, Path("/proc/locks").read_text()
-        time.sleep(0.01)
+    locks, inode = Path("/proc/locks"), f":{file.stat().st_ino} "
+    until(
+        lambda: sum(" -> " in line and inode in line for line in locks.read_text().splitlines()) >= n,
+        why=locks.read_text,
+    )
     time.sleep(0.05 * COARSE)
 
 

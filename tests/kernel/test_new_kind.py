@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 import agent.instruments
 from tests.kernel.test_dns import Rig, reported
-from tests.patience import PATIENCE
+from tests.patience import until
 
 #: The file, and its program: the name is the second argument, not the first as that of getaddrinfo. At the return is
 #: the program that the dns family has.
@@ -113,16 +112,12 @@ def test_a_new_kind_is_one_file_and_its_program(rig: Rig, tmp_path: Path) -> Non
             child.stdin.flush()
             assert child.stdout.readline() == "done\n"
 
-        end = time.monotonic() + 20 * PATIENCE
-        while not len(rows()):
-            assert time.monotonic() < end
-            look_up("until.seen")
+        until(lambda: len(rows()), turn=lambda: look_up("until.seen"))
         before = len(rows())
         names = [*(f"shop{number}.lab" for number in range(5)), "nothing.lab", "last.lab"]
         for name in names:
             look_up(name)
-        while len(rows()) < before + len(names):
-            assert time.monotonic() < end
+        until(lambda: len(rows()) >= before + len(names))
         child.stdin.close()  # type: ignore[union-attr]
     expected = [(name, "nxdomain" if name == "nothing.lab" else "ok", None, None) for name in names]
     assert reported(rows())[-len(names) :] == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from agent.targets.asked import FileId
 from tests.kernel.conftest import Attached
 from tests.kernel.test_tls_results import server
 from tests.kernel.tls_rig import Rig, names
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.unit.test_mounts import of_the_host
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
@@ -60,13 +59,6 @@ def taken(rig: Rig, library: Path) -> int:
     return sum(n for id_, file in rig.targets.files._files.items() if id_.inode == inode for _, n in file.taken)
 
 
-def until(rig: Rig, done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10 * PATIENCE
-    while not done():
-        assert time.monotonic() < end, "the library got no probes"
-        rig.settle(0.02)
-
-
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_first_handshake_in_a_new_root(rig: Rig, certs: Path, tmp_path: Path, cache: bool) -> None:
     """The shell is the root's first program; openssl, some milliseconds later, has shaken hands before any later look
@@ -95,7 +87,7 @@ def test_a_new_root_waits_for_no_elf_analyzer(rig: Rig, certs: Path, tmp_path: P
         with subprocess.Popen(
             [chroot, root, "/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         ) as child:
-            until(rig, lambda: probed(rig, library))
+            until(lambda: probed(rig, library), why=lambda: "the library got no probes", turn=rig.pump)
             child.communicate(b"go\n")
         rig.settle()
     assert names(rig.of(child.pid), "role") == ["client"]
@@ -132,7 +124,7 @@ def test_what_an_image_does_first_is_seen(rig: Rig, certs: Path, tmp_path: Path)
     """Its libraries get their probes when it is mounted, and it can be unmounted at once."""
     mounted = Mounted(tmp_path, "image", "again")
     with mounted as (image, again), server(certs) as (_, port):
-        until(rig, lambda: probed(rig, mounted.library))
+        until(lambda: probed(rig, mounted.library), why=lambda: "the library got no probes", turn=rig.pump)
         before = taken(rig, mounted.library)
         pids = [
             rig.run("chroot", root, "/usr/bin/openssl", "s_client", "-connect", f"127.0.0.1:{port}")[0]

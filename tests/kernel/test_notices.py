@@ -16,7 +16,7 @@ import pytest
 
 from agent.clock.notices import NoticeSource
 from tests.kernel.clock_rig import Rig
-from tests.patience import PATIENCE
+from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("own_clock")
 
@@ -50,17 +50,13 @@ def test_an_example_moves_its_window_with_each_step_and_acknowledges(
     source = NoticeSource(rig.watch)
     command = [*language(tmp_path), str(rig.path)]  # type: ignore[operator]
 
-    def until(key: str, least: int) -> dict[str, object]:
-        end = time.monotonic() + 20 * PATIENCE
-        while (state := source.state())[key] < least:
-            assert time.monotonic() < end, state
-            rig.settle(0.05)
-        return state
+    def counts(key: str, least: int) -> None:
+        until(lambda: source.state()[key] >= least, why=source.state, turn=lambda: rig.settle(0.05))
 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None
         assert program.stdout is not None
-        until("subscribers", 2)  # the rig is the other one
+        counts("subscribers", 2)  # the rig is the other one
         for _ in range(3):
             program.stdin.write("request\n")
             program.stdin.flush()
@@ -69,7 +65,7 @@ def test_an_example_moves_its_window_with_each_step_and_acknowledges(
         rig.notices()
         for i, size in enumerate(SIZES, 1):
             rig.python(f"step('raw_clock_adjtime', {size})")
-            until("acknowledged", before["acknowledged"] + i)
+            counts("acknowledged", before["acknowledged"] + i)
         reported = rig.notices()
         moved = [re.fullmatch(r"re-anchored 3 stamps by (-?\d+) ns\n", program.stdout.readline()) for _ in SIZES]
         assert [int(m[1]) for m in moved if m] == [n["size_ns"] for n in reported]

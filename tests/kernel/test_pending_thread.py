@@ -25,7 +25,7 @@ from agent.probes import discover
 from agent.probes.syscalls import names
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 SECOND = 1_000_000_000
 #: Its first thread waits for a lock that its second one holds until there is a line of input; or for a child; or
@@ -66,9 +66,8 @@ def waiting(program: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     ) as child:
         try:
             assert child.stdout is not None
-            other, end = int(child.stdout.readline()), time.monotonic() + 10 * PATIENCE
-            while sleeper(child.pid, child.pid, asleep(child.pid)) is None and time.monotonic() < end:
-                time.sleep(0.01)
+            other = int(child.stdout.readline())
+            until(lambda: sleeper(child.pid, child.pid, asleep(child.pid)) is not None, 10)
             time.sleep(0.2)
             yield child, other
         finally:

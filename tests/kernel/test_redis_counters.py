@@ -28,8 +28,7 @@ DECLARED: dict[str, object] = {"customers": {"command": "INCR", "key": "rl:", "l
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
     one = Redis(tmp_path_factory.mktemp("redis"))
     yield one
-    one.process.kill()
-    one.process.wait()
+    one.end()
 
 
 def work(port: int, loses: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 
 from tests.kernel.go_fixture import go_binary, go_minor
 from tests.kernel.test_redis_wire import _RESULTS, Rig
-from tests.patience import PATIENCE
+from tests.patience import listening
 from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 
@@ -78,14 +77,7 @@ def serving(directory: Path, redis_port: int, **environ: str) -> Iterator[Servic
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([program], env=os.environ | env | environ, stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 20 * PATIENCE
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < end, (directory / "log").read_text()
-                time.sleep(0.05)
+        listening(port, process=process, log=directory / "log")
         yield Service(process, port)
     finally:
         process.kill()
@@ -98,8 +90,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Red
     one = Rig("on", {server.port}, own=OWN)
     yield one, server
     one.close()
-    server.process.kill()
-    server.process.wait()
+    server.end()
 
 
 def _decisions(rows: np.ndarray, library: str) -> list[tuple[str, float]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kernel.test_redis_java import built_by_maven
 from tests.kernel.test_redis_wire import _RESULTS, Rig
-from tests.patience import PATIENCE
+from tests.patience import listening
 from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 
@@ -52,21 +50,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 60 * PATIENCE
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < end, (directory / "log").read_text()[-4000:]
-                time.sleep(0.2)
+        listening(port, process=process, log=directory / "log")
         yield rig, process.pid, port
     finally:
         process.kill()
         process.wait()
         rig.close()
-        server.process.kill()
-        server.process.wait()
+        server.end()
 
 
 def test_each_answer_with_what_remains(gateway: tuple[Rig, int, int]) -> None:

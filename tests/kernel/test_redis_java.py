@@ -52,8 +52,7 @@ def rig(tmp_path: Path) -> Iterator[tuple[Rig, Redis]]:
     one = Rig("on", {server.port})
     yield one, server
     one.close()
-    server.process.kill()
-    server.process.wait()
+    server.end()
 
 
 def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:

@@ -21,8 +21,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[Rig, int]]:
     one = Rig("on", {server.port})
     yield one, server.port
     one.close()
-    server.process.kill()
-    server.process.wait()
+    server.end()
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaking_bucket", "gcra", "sliding_window"])

@@ -29,8 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = directory / "redis.sock"
     one = Redis(directory, "--unixsocket", str(path))
     yield path
-    one.process.kill()
-    one.process.wait()
+    one.end()
 
 
 @pytest.fixture(scope="module", params=["", "redis_unix"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import socket
 import subprocess
 import threading
 import time
@@ -33,7 +32,8 @@ from agent.tables import TABLES
 from tests.cable import Cable
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, listening, until
+from tests.ports import free_port
 from tests.servers.test_redis_streams import Redis
 
 _RESULTS = TABLES["limiter_decision"].by_name["result"].names
@@ -130,8 +130,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(module), str(Path(__file__).with_name("cell.c"))], check=True)
     one = Redis(directory, "--loadmodule", str(module))
     yield one
-    one.process.kill()
-    one.process.wait()
+    one.end()
 
 
 @pytest.fixture(scope="module")
@@ -351,15 +350,8 @@ def test_other_network_namespaces_reported_once_and_whole_at_either_end(rig: Rig
             rig.records.clear()
 
             def asks() -> None:
-                end = time.monotonic() + 10 * PATIENCE
                 with wire.left.entered():
-                    while True:
-                        try:
-                            socket.create_connection((wire.RIGHT, 6379), 1).close()
-                            break
-                        except OSError:
-                            assert time.monotonic() < end
-                            time.sleep(0.05)
+                    listening(6379, host=wire.RIGHT)
                     client = redis.Redis(wire.RIGHT, 6379)
                     for _ in range(17):
                         client.eval(BUCKET + "-- " + "x" * 6000, 1, "far", 11)
@@ -389,10 +381,11 @@ def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_reported(server:
         assert len(rig.during(quiet)) == 0 and not rig.wire.attached
 
         def asks() -> None:
-            end = time.monotonic() + 20 * PATIENCE
-            while not (rig.wire.attached and not rig.wire._sampling) and time.monotonic() < end:
-                script(keys=["rate:a"], args=[3, 3, 1, 1])
-                time.sleep(0.01)
+            until(
+                lambda: rig.wire.attached and not rig.wire._sampling,
+                turn=lambda: script(keys=["rate:a"], args=[3, 3, 1, 1]),
+                each_s=0.01,
+            )
             for _ in range(3000):
                 script(keys=["rate:b"], args=[3, 3, 1, 1])
 
@@ -458,9 +451,7 @@ def test_connections_with_tls_are_reported_of(tmp_path: Path) -> None:
         str(certificate),
     ]
     subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = {
         "port": port,
         "cert-file": certificate,
@@ -477,5 +468,4 @@ def test_connections_with_tls_are_reported_of(tmp_path: Path) -> None:
         assert "with TLS" in rig.loaded.families["redis"].reason
     finally:
         rig.close()
-        server.process.kill()
-        server.process.wait()
+        server.end()

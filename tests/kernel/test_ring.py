@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -14,7 +13,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.faults import IN_A_ROW
 from tests.kernel.conftest import Attached
-from tests.patience import PATIENCE
+from tests.patience import until
 
 
 def spawn(n: int) -> set[int]:
@@ -93,13 +92,13 @@ def test_an_aggregate_and_a_subscriber_that_fail_stand_alone(attach: Callable[..
     source.subscribe("exec_events", broken)
     subscriber = f"exec_events for {broken.__qualname__}"
     source.subscribe("exec_events", seen.append)
-    end = time.monotonic() + 10 * PATIENCE
-    while not (source.faults.out(one.maps[0]) and source.faults.out(subscriber)) and time.monotonic() < end:
+
+    def turn() -> None:
         spawn(1)
         attached.pump()
-        time.sleep(0.02)
+
+    until(lambda: source.faults.out(one.maps[0]) and source.faults.out(subscriber), turn=turn)
     attached.pump()
-    assert source.faults.out(one.maps[0]) and source.faults.out(subscriber)
     assert len(np.concatenate(seen)) >= IN_A_ROW
     assert attached.loaded.families["exec"].state == "attached"
     assert "syscalls_a: ValueError" in attached.loaded.families["syscalls"].reason

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.kernel.tls_rig import PROLOGUE, Rig, names
-from tests.patience import PATIENCE
+from tests.patience import until
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 pytestmark = pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
@@ -78,10 +77,8 @@ def judge(rig: Rig, pid: int, reported: list[list[object]]) -> tuple[int, int]:
             assert (mine["sport"][0], mine["dport"][0]) == (local, remote), (role, local, remote)
             known += 1
     assert rig.lost() == 0
-    end = time.monotonic() + 5 * PATIENCE
-    while int(rig.source.control["tcp_threads"][0]):  # other programs of this host may shake hands, too
-        assert time.monotonic() < end, "sockets are still looked for"
-        rig.settle(0.02)
+    # other programs of this host may shake hands, too
+    until(lambda: not int(rig.source.control["tcp_threads"][0]), turn=rig.pump)
     return known, len(reported)
 
 

@@ -10,7 +10,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from agent.kernel.steps import Steps
 from agent.targets.asked import ProbeRequest, Target
 from tests.kernel.tls_rig import PROLOGUE, Rig
+from tests.patience import until
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
@@ -56,10 +56,9 @@ def note(take: Callable[[Target], None]) -> ProbeRequest:
 
 def full_scan(rig: Rig) -> None:
     """As the agent does every ten seconds; until it is over."""
-    rig.targets._full_ns, end = 1, time.monotonic() + 10
+    rig.targets._full_ns = 1
     rig.settle(0.2)
-    while (rig.targets._scan or rig.targets._scans or rig.targets._waiting) and time.monotonic() < end:
-        rig.settle(0.05)
+    until(lambda: not (rig.targets._scan or rig.targets._scans or rig.targets._waiting), turn=rig.pump)
 
 
 def probes() -> int:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from agent.clock.missed_notices import SOURCE
 from agent.clock.notices import NoticeSource
 from agent.clock.watch import SLEEPERS
 from tests.kernel.clock_rig import Rig
-from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("own_clock")
 STEP_NS = 200_000
@@ -33,13 +31,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     one.close()
 
 
-def until(rig: Rig, what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20 * PATIENCE
-    while not what():
-        assert time.monotonic() < end, rig.watch.state()
-        rig.settle(0.02)
-
-
 def step(rig: Rig, by_ns: int) -> int:
     return rig.python(f"assert step('raw_clock_adjtime', {by_ns}) >= 0")[0]
 
@@ -47,7 +38,7 @@ def step(rig: Rig, by_ns: int) -> int:
 def kill(rig: Rig) -> int:
     pid = rig.watch.pid
     os.kill(pid, signal.SIGKILL)
-    until(rig, lambda: not rig.watch.alive)
+    rig.until(lambda: not rig.watch.alive)
     return pid
 
 
@@ -70,7 +61,7 @@ def lost(rig: Rig) -> int:
 
 def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig: Rig) -> None:
     os.kill(rig.watch.pid, signal.SIGSTOP)
-    until(rig, lambda: rig.watch.silent)
+    rig.until(lambda: rig.watch.silent)
     assert "sends no heartbeat; steps are found by comparing" in str(rig.watch.state()["watch"])
     rig.settle(0.3)
     assert rig.rows("notice_status")["reason"][-1].endswith(b"nobody gets notices")
@@ -78,7 +69,7 @@ def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig
     assert not rig.notices()
     assert len(rig.of(pid)) == 1
     os.kill(rig.watch.pid, signal.SIGCONT)
-    until(rig, lambda: not rig.watch.silent)
+    rig.until(lambda: not rig.watch.silent)
     rig.settle()
     assert rig.watch.state()["watch"] == "running"
     (reported,) = rig.notices()
@@ -96,7 +87,7 @@ def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(ri
     assert not os.path.exists(f"/proc/{former}")  # it was waited for
     subscribe_again(rig)
     pid = step(rig, -STEP_NS)
-    until(rig, lambda: running(rig))
+    rig.until(lambda: running(rig))
     rig.settle()
     assert len(rig.of(pid)) == 1
     assert lost(rig) == 1
@@ -120,7 +111,7 @@ def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
     rig.watch.child.hung_s = 2.5
     former = rig.watch.pid
     os.kill(former, signal.SIGSTOP)
-    until(rig, lambda: rig.watch.pid != former and running(rig))
+    rig.until(lambda: rig.watch.pid != former and running(rig))
     assert "(it sent no heartbeat)" in str(rig.watch.state()["watch"])
     assert not os.path.exists(f"/proc/{former}")
     subscribe_again(rig)
@@ -132,7 +123,7 @@ def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
 def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_reported_so(rig: Rig) -> None:
     rig.watch.restarts.in_a_row = 1
     for _ in range(2):
-        until(rig, lambda: running(rig))
+        rig.until(lambda: running(rig))
         kill(rig)
     assert "restart tickscope" in str(rig.watch.state()["watch"])
     rig.settle(1.5)

@@ -17,7 +17,7 @@ from agent.probes import discover
 from agent.tables import TABLES
 from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 
 class Rig:
@@ -59,10 +59,12 @@ class Rig:
 
     def know(self, pid: int, limit_s: float = 20) -> None:
         """Pumps until a process's library has its probes: handshakes before that go unseen."""
-        end = time.monotonic() + limit_s * PATIENCE
-        while not (self.targets._processes.of(pid).used and self.targets._quiet() and not self._due(pid)):
-            assert time.monotonic() < end, f"no library found in process {pid}"
-            self.settle(0.02)
+        until(
+            lambda: self.targets._processes.of(pid).used and self.targets._quiet() and not self._due(pid),
+            limit_s,
+            why=lambda: f"no library found in process {pid}",
+            turn=self.pump,
+        )
 
     def _due(self, pid: int) -> bool:
         """Whether one of the early looks is still to come: the first may have come before its libraries."""

@@ -8,24 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
-from tests.patience import PATIENCE
+from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def wait(what: Callable[[], Any]) -> Any:
-    """What it returns once that is true."""
-    end = time.monotonic() + 60 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 class Worker:
@@ -54,7 +44,7 @@ class Worker:
             stderr=self.log.with_suffix(".err").open("wb"),
             start_new_session=True,
         )
-        wait(lambda: self.did("ready"))
+        until(lambda: self.did("ready"), 60)
 
     def did(self, event: str) -> list[str]:
         """The tasks with this event, in order."""

@@ -10,18 +10,18 @@ import base64
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.patience import until
 from tests.ports import free_ports
-from tests.servers.rabbitmq import ROOT
+from tests.servers import process
+from tests.servers.process import ServerProcess, paced
 
 
 def text(given: str | bytes) -> str:
@@ -45,7 +45,7 @@ def ask(port: int, what: str, given: dict[str, Any], token: str = "", timeout_s:
     return found
 
 
-class EtcdNode:
+class EtcdNode(ServerProcess):
     """A member. more: further arguments."""
 
     def __init__(self, directory: Path, name: str, port: int, peer: int, members: str, more: Sequence[str]) -> None:
@@ -62,10 +62,7 @@ class EtcdNode:
         ]
 
     def start(self, command: Sequence[str]) -> None:
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *self.arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+        self.run([*command, *self.arguments])
 
     def ask(self, what: str, given: dict[str, Any] | None = None, token: str = "") -> dict[str, Any]:
         return ask(self.port, what, given or {}, token)
@@ -85,20 +82,11 @@ class EtcdNode:
         found = self.status()
         return bool(found.get("leader", "0") == found["header"]["member_id"])
 
-    def stop(self) -> None:
-        """SIGSTOP; returns when all its threads are stopped."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
-            while stat.read_text().rpartition(") ")[2][0] != "T":
-                time.sleep(0.001)
-
-    def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def knows_leader(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(OSError, http.client.HTTPException, AssertionError, ValueError):
+            return "https" in self.arguments[5] or self.status().get("leader", "0") != "0"
+        return False
 
 
 class Etcd:
@@ -122,30 +110,21 @@ class Etcd:
 
     def wait(self, without: EtcdNode | None = None) -> None:
         """Until all members know one leader."""
-        until = time.monotonic() + 120
         for node in self.nodes:
-            if node is without:
-                continue
-            while True:
-                with contextlib.suppress(OSError, http.client.HTTPException, AssertionError, ValueError):
-                    if "https" in node.arguments[5] or node.status().get("leader", "0") != "0":
-                        break
-                log = (node.directory / "log").read_text()
-                assert node.process.poll() is None and time.monotonic() < until, log
-                time.sleep(0.05)
+            if node is not without:
+                until(node.knows_leader, 120, 0.05, why=node.log.read_text)
 
     def remove(self, member_id: int, asked: EtcdNode) -> None:
         """Removes a member that has ended; it may have been the leader, so again until there is another one."""
-        until, left = time.monotonic() + 120, True
-        while left:
-            assert time.monotonic() < until
+
+        def removed() -> bool:
             try:
                 ask(asked.port, "cluster/member/remove", {"ID": member_id}, timeout_s=5)
             except (OSError, AssertionError) as failure:
-                left = "member not found" not in str(failure)
-                time.sleep(0.1)
-            else:
-                left = False
+                return "member not found" in str(failure)
+            return True
+
+        until(removed, 120, 0.1)
 
     def leader(self) -> EtcdNode:
         return next(node for node in self.nodes if node.process.poll() is None and node.leads)
@@ -170,21 +149,7 @@ class Watcher:
         self._socket.close()
 
 
-@contextlib.contextmanager
-def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of this module's, after its first line; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.servers.etcd", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+client = partial(process.client, "tests.servers.etcd")
 
 
 class _Kept:
@@ -214,14 +179,8 @@ def copy(source: str, target: str, prefix: str) -> None:
 
 def write(port: str, prefix: str, per_s: str) -> None:
     connection = _Kept(port)
-    print("begun", flush=True)
-    number = 0
-    at = time.monotonic()
-    while True:
+    for number, _ in enumerate(paced(float(per_s))):
         connection.ask("kv/put", {"key": text(f"{prefix}{number}"), "value": text(str(number))})
-        number += 1
-        at += 1 / float(per_s)
-        time.sleep(max(0.0, at - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
 from tests.servers.certificates import certificates
+from tests.servers.process import ServerProcess
 
 #: As in its pom.xml.
 VERSION = "4.4.0"
@@ -39,7 +38,7 @@ def fetched(into: Path, version: str = VERSION) -> Path:
     return into
 
 
-class Kafka:
+class Kafka(ServerProcess):
     """One node. plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed. controllers:
     ports of all nodes, of which this is the one with the number ``node``; without them it is alone, and is started.
     settings: more of server.properties.
@@ -69,20 +68,14 @@ class Kafka:
         self.wait()
 
     def launch(self) -> None:
-        with (self.directory / "log").open("ab") as log:
-            command = [*_JAVA, "-cp", f"{self.libraries}/*", "kafka.Kafka", "server.properties"]
-            self.process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
+        command = [*_JAVA, "-cp", f"{self.libraries}/*", "kafka.Kafka", "server.properties"]
+        self.run(command, cwd=self.directory)
 
     def wait(self) -> None:
-        until = time.monotonic() + 60 * PATIENCE
-        while not self._answers():
-            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
-            assert time.monotonic() < until, (self.directory / "log").read_text()[-3000:]
+        until(self._answers, 60, 0, why=self._written)
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
+    def _written(self) -> str:
+        return self.log.read_text()[-3000:]
 
     @cached_property
     def admin(self) -> Any:
@@ -96,16 +89,17 @@ class Kafka:
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
         at = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, *one) for one in offsets.items()])
-        end = time.monotonic() + 20 * PATIENCE
-        while any(
-            one.error
-            for one in self.admin.alter_consumer_group_offsets([at])[group].result(20 * PATIENCE).topic_partitions
-        ):
-            assert time.monotonic() < end  # its coordinator may not know a new topic yet
+
+        def committed() -> bool:  # its coordinator may not know a new topic yet
+            asked = self.admin.alter_consumer_group_offsets([at])[group]
+            return not any(one.error for one in asked.result(20 * PATIENCE).topic_partitions)
+
+        until(committed, 20)
 
     def _answers(self) -> bool:
         from confluent_kafka import KafkaException
 
+        assert self.process.poll() is None, self._written()
         try:
             return bool(self.admin.list_topics(timeout=1).brokers)
         except KafkaException:

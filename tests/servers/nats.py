@@ -6,20 +6,19 @@ each. It prints a line when it consumes. ``publish PORT SUBJECT PER_SECOND``: pu
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.patience import listening
 from tests.ports import free_ports
-from tests.servers.rabbitmq import ROOT
+from tests.servers import process
+from tests.servers.process import ServerProcess, paced
 
 SECOND = 1_000_000_000
 
@@ -125,7 +124,7 @@ class NatsClient:
         self._socket.close()
 
 
-class Nats:
+class Nats(ServerProcess):
     """A server on free ports. command: the beginning of its command line. more: lines of its configuration."""
 
     def __init__(
@@ -150,59 +149,18 @@ class Nats:
         return f"{self._scheme}://127.0.0.1:{self.monitoring}"
 
     def start(self, wait: bool = True) -> None:
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self.command, "-c", str(self.config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+        self.run([*self.command, "-c", str(self.config)])
         if wait:
             self.wait()
 
     def wait(self) -> None:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                for port in (self.port, self.monitoring):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                return
-            except OSError:
-                text = (self.directory / "log").read_text()
-                assert self.process.poll() is None and time.monotonic() < until, text
-                time.sleep(0.02)
+        listening(self.port, self.monitoring, process=self.process, log=self.log)
 
     def client(self) -> NatsClient:
         return NatsClient(self.port)
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
 
-    def stop(self) -> None:
-        """SIGSTOP; returns when all its threads are stopped."""
-        self.signal(signal.SIGSTOP)
-        for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
-            while stat.read_text().rpartition(") ")[2][0] != "T":
-                time.sleep(0.001)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGKILL)
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of this module's, after its first line; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.servers.nats", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+client = partial(process.client, "tests.servers.nats")
 
 
 def consume(port: str, stream: str, consumer: str, batch: str) -> None:
@@ -215,12 +173,8 @@ def consume(port: str, stream: str, consumer: str, batch: str) -> None:
 
 def publish(port: str, subject: str, per_s: str) -> None:
     connection = NatsClient(int(port))
-    print("begun", flush=True)
-    at = time.monotonic()
-    while True:
+    for _ in paced(float(per_s)):
         connection.publish(subject, b"x" * 100)
-        at += 1 / float(per_s)
-        time.sleep(max(0.0, at - time.monotonic()))
 
 
 if __name__ == "__main__":

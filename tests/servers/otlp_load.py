@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from exporters.aggregate import MetricStore
 from exporters.otlp import OtlpExporter
 from exporters.otlp_settings import OtlpSettings, read_otlp
 from exporters.resource import describe
-from tests.patience import PATIENCE
 
 DECISIONS, CALLS, HANDSHAKES, CHANGES, RTT_ROWS, RETRANSMITS = 23, 17, 13, 3, 11, 7
 SPANS = DECISIONS + CALLS + HANDSHAKES + CHANGES + 1  # and one finding
@@ -146,12 +144,3 @@ def workload(now: int) -> list[Batch]:
         ),
         make("tcp_retransmit", 1, t_ns=now, kind=0, count=RETRANSMITS),
     ]
-
-
-def until(holds: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
-    """Waits for something that must happen; the bound is only there so that a failure ends."""
-    end = time.monotonic() + within_s * PATIENCE
-    while not holds():
-        if time.monotonic() > end:
-            raise AssertionError(f"did not happen within {within_s} s: {what}")
-        time.sleep(0.02)

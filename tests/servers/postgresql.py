@@ -15,16 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import psycopg2.extras
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.servers.rabbitmq import ROOT, in_root
+from tests.servers import process
+from tests.servers.process import ServerProcess, paced
+from tests.servers.rabbitmq import in_root
 
 USER = "postgres"
 #: Jobs with a state, as most libraries have them.
@@ -63,7 +65,7 @@ def owner(root: Path) -> tuple[int, int]:
     return next((int(line.split(":")[2]), int(line.split(":")[3])) for line in lines if line.startswith(f"{USER}:"))
 
 
-class Postgres:
+class Postgres(ServerProcess):
     """A server on a free port of 127.0.0.1, without durability. settings: of postgresql.conf. tls: path of a
     certificate (.pem) and its key (.key), without suffix. hba: pg_hba.conf. root: another system's, of which it is.
     """
@@ -135,26 +137,16 @@ class Postgres:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        with open(self.directory / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                self.command("postgres", "-D", str(self.data)),
-                env=self._env,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        until = time.monotonic() + 60 * PATIENCE
-        while True:
-            try:
-                psycopg2.connect(self.url).close()
-                return
-            except psycopg2.OperationalError as error:
-                text = (self.directory / "log").read_text()
-                assert self.process.poll() is None and time.monotonic() < until, text
-                if "starting up" not in str(error) and "refused" not in str(error) and "not yet" not in str(error):
-                    return  # it asks for more than a name
-                time.sleep(0.1)
+        self.run(self.command("postgres", "-D", str(self.data)), env=self._env, start_new_session=True)
+        until(self._answers, 60, 0.1, why=self.log.read_text)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            psycopg2.connect(self.url).close()
+        except psycopg2.OperationalError as error:  # it may ask for more than a name
+            return not any(words in str(error) for words in ("starting up", "refused", "not yet"))
+        return True
 
     @property
     def _env(self) -> dict[str, str]:
@@ -205,23 +197,7 @@ class Postgres:
                 os.removedirs(f"{self.root}{self.directory}")
 
 
-@contextlib.contextmanager
-def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of this module's, after its first line; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.servers.postgresql", *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+client = partial(process.client, "tests.servers.postgresql")
 
 
 def _connect(port: str, **more: Any) -> Any:
@@ -247,12 +223,8 @@ def produce(port: str, per_s: str) -> None:
     connection = _connect(port)
     connection.autocommit = True
     with connection.cursor() as cursor:
-        print("begun", flush=True)
-        at = time.monotonic()
-        while True:
+        for _ in paced(float(per_s)):
             cursor.execute("INSERT INTO jobs DEFAULT VALUES")
-            at += 1 / float(per_s)
-            time.sleep(max(0.0, at - time.monotonic()))
 
 
 def read(port: str, slot: str) -> None:

@@ -18,18 +18,19 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import amqp
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, listening, returned
 from tests.ports import free_ports
 from tests.releases import CACHE, archive
+from tests.servers import process
 from tests.servers.certificates import certificates
+from tests.servers.process import paced
 
-ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")
 PLUGINS = "rabbitmq_management,rabbitmq_prometheus,rabbitmq_stream"
 
@@ -130,18 +131,9 @@ class Rabbit:
 
     def start(self) -> None:
         self._server = self._run(str(LIB / "rabbitmq-server"), output=self.directory / "console")
-        until = time.monotonic() + 120 * PATIENCE
-        while True:
-            try:
-                self.connect().close()
-                socket.create_connection(("127.0.0.1", self.metrics_port), 1).close()
-                socket.create_connection(("127.0.0.1", self.management_port), 1).close()
-                return
-            except OSError:
-                console = (self.directory / "console").read_text(errors="replace")
-                assert self._server.poll() is None, console
-                assert time.monotonic() < until, console
-                time.sleep(0.2)
+        ports = self.port, self.metrics_port, self.management_port
+        listening(*ports, process=self._server, log=self.directory / "console")
+        returned(lambda: self.connect().close(), OSError)
 
     def signal(self, number: int) -> None:
         """To the shell and the virtual machine."""
@@ -294,23 +286,7 @@ def release_root(release: str, package: str = "rabbitmq-server") -> Path:
     return root
 
 
-@contextlib.contextmanager
-def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of this module's, after its first line; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.servers.rabbitmq", *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+client = partial(process.client, "tests.servers.rabbitmq")
 
 
 def consume(port: str, queue: str, prefetch: str, seconds: str = "0") -> None:
@@ -334,12 +310,8 @@ def publish(port: str, queue: str, per_s: str) -> None:
     connection = amqp.Connection(f"127.0.0.1:{port}", "guest", "guest")
     connection.connect()
     channel = connection.channel()
-    print("begun", flush=True)
-    at = time.monotonic()
-    while True:
+    for _ in paced(float(per_s)):
         channel.basic_publish(amqp.Message("x" * 100), routing_key=queue)
-        at += 1 / float(per_s)
-        time.sleep(max(0.0, at - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -7,20 +7,16 @@ enough beyond that a figure that passes by would show.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agent.queues.brokers.rabbitmq import BROKER
 from agent.queues.judged import Judged
-from agent.queues.packing import TABLE, pack
 from agent.queues.queue import Queue
-from tests.patience import PATIENCE
+from tests.servers.polled import poll, row_of, until_row
 from tests.servers.rabbitmq import Rabbit, release_root
-
-FAILURES = TABLE.by_name["failure"].names
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -37,32 +33,10 @@ def source(url: str) -> Judged:
     return queue
 
 
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def row_of(rows: np.ndarray, name: str) -> Any:
-    found = rows[rows["destination"] == name.encode()]
-    assert len(found) <= 1
-    return found[0] if len(found) else None
-
-
 def api_problems(queue: Queue) -> list[bytes]:
     """What the rows say of the management API."""
     reasons: list[bytes] = poll(queue)["reason"].tolist()
     return [reason for reason in reasons if reason.startswith(b"management API")]
-
-
-def until(queue: Queue, name: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
-    """The first row of that queue for which it is so; polls twice a second."""
-    end = time.monotonic() + limit_s * PATIENCE
-    while True:
-        rows = poll(queue)
-        row = row_of(rows, name)
-        if row is not None and what(row):
-            return row
-        assert time.monotonic() < end, rows
-        time.sleep(0.5)
 
 
 def counted(queue: Queue, name: str, ready: int, pending: int, consumers: int) -> Any:
@@ -71,7 +45,7 @@ def counted(queue: Queue, name: str, ready: int, pending: int, consumers: int) -
     def same(row: Any) -> bool:
         return (row["lag_messages"], row["pending"], row["consumers"]) == (ready, pending, consumers)
 
-    until(queue, name, same)
+    until_row(queue, name, "", same)
     time.sleep(1.5)
     row = row_of(poll(queue), name)
     assert same(row), row

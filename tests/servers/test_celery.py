@@ -26,9 +26,11 @@ from agent.queues.brokers import celery
 from agent.queues.brokers.celery import BROKER, CeleryServer
 from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
-from tests.servers.celery_pieces import Worker, application, wait
+from tests.patience import until
+from tests.servers.celery_pieces import Worker, application
+from tests.servers.polled import poll
 from tests.servers.test_redis_places import DISKLESS, begin_sentinel, cli
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_streams import Redis
 
 LONG_S = 600
 AGE = re.compile(rb"age: ([\d.]+) (?:to ([\d.]+) s|s or more)")
@@ -38,10 +40,8 @@ OPTIONS = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_rest
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path)
-    yield server
-    server.process.send_signal(signal.SIGCONT)
-    server.stop()
+    with Redis(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def state(found: Any) -> tuple[int, int, int]:
 
 def unacked(redis: Redis, n: int) -> None:
     """Waits until that many messages are unacknowledged, in all queues."""
-    wait(lambda: redis.do("ZCARD", "unacked_index") == n)
+    until(lambda: redis.do("ZCARD", "unacked_index") == n)
 
 
 def boot_s() -> float:
@@ -123,7 +123,7 @@ def test_growing_and_draining_over_priorities_and_queues(redis: Redis, worker: C
     assert isnan(second["lag_s"])
     assert second["priorities"] == b"0: 5, 3: 3, 6: 7, 9: 2"
     drained = worker()
-    wait(lambda: len(drained.did("end")) == len(sent))
+    until(lambda: len(drained.did("end")) == len(sent))
     unacked(redis, 0)
     last = row(queue)
     assert state(last) == (0, 0, 0)
@@ -158,9 +158,9 @@ def test_a_worker_that_is_stopped_and_killed(
     before = boot_s()
     sent = [app.send_task(task, (LONG_S,)).id for _ in range(4)]
     first = worker(options=OPTIONS)
-    wait(lambda: first.did("begin"))
+    until(lambda: first.did("begin"))
     unacked(redis, 1)
-    wait(lambda: redis.do("LLEN", "celery") == waiting)
+    until(lambda: redis.do("LLEN", "celery") == waiting)
     row(queue)
     first.signal(signal.SIGSTOP)
     app.send_task(task, (LONG_S,))
@@ -171,13 +171,13 @@ def test_a_worker_that_is_stopped_and_killed(
     assert 0 <= stopped["oldest_pending_s"] <= boot_s() - before
     assert stopped["redelivery_s"] + stopped["oldest_pending_s"] == pytest.approx(5, abs=0.01)
     first.end()
-    killed = wait(lambda: (now := row(queue))["redelivery_s"] < 0 and now)  # nobody delivers it again
+    killed = until(lambda: (now := row(queue))["redelivery_s"] < 0 and now)  # nobody delivers it again
     assert state(killed) == (waiting + 1, 1, 0)
     assert killed["oldest_pending_s"] > 5
     again = worker(options=OPTIONS)
-    (begun,) = wait(lambda: again.did("begin"))
+    (begun,) = until(lambda: again.did("begin"))
     left = waiting + (task == "late")
-    revived = wait(lambda: (now := row(queue))["redelivery_s"] > 0 and now["lag_messages"] == left and now)
+    revived = until(lambda: (now := row(queue))["redelivery_s"] > 0 and now["lag_messages"] == left and now)
     assert revived["pending"] == 1
     if task == "late":  # what it executes, which may be another one
         assert revived["redelivered"] == (begun in first.did("begin"))
@@ -192,7 +192,7 @@ def test_tasks_with_a_set_time_and_retries_are_delayed(redis: Redis, worker: Cal
     unacked(redis, 1)
     assert state(row(queue)) == (0, 0, 1)
     failed = app.send_task("fails").id
-    wait(lambda: its.did("begin") == [failed])
+    until(lambda: its.did("begin") == [failed])
     unacked(redis, 2)
     retried = row(queue)
     assert state(retried) == (0, 0, 2)
@@ -216,7 +216,7 @@ def test_each_queue_has_its_own_unacknowledged_messages(redis: Redis, worker: Ca
     app.send_task("late", (LONG_S,), queue="mail")
     app.send_task("late", (LONG_S,), queue=bound[0], routing_key="orders.eu.fr.paris")
     app.send_task("late", (LONG_S,), queue=bound[1])
-    wait(lambda: redis.do("LLEN", "topic-orders.us") == 1)
+    until(lambda: redis.do("LLEN", "topic-orders.us") == 1)
     unacked(redis, 3)
     for options in ("", "?queues=celery,mail,topic-*.eu.%23,topic-orders.us"):
         queues = watch(redis.url, options)
@@ -244,17 +244,17 @@ def test_workers_and_the_names_of_tasks(redis: Redis, worker: Callable[..., Work
     for _ in range(23):
         app.send_task("early", ("x" * 100_000,), queue="large")
     before = set(redis.do("KEYS", "*"))
-    wait(lambda: row(queue)["tasks"] == b"early 6, late 4")  # of the ten that are next
+    until(lambda: row(queue)["tasks"] == b"early 6, late 4")  # of the ten that are next
     assert (row(queue, "large")["lag_messages"], row(queue, "large")["tasks"]) == (23, b"")
     both = worker(queues="celery,mail")
     app.send_task("late", (LONG_S,), queue="mail")
-    wait(lambda: row(queue, "celery")["consumers"] == 1)
-    wait(lambda: row(queue, "mail")["consumers"] == 2)
+    until(lambda: row(queue, "celery")["consumers"] == 1)
+    until(lambda: row(queue, "mail")["consumers"] == 2)
     its = {name: row(queue, name)["workers"].decode() for name in ("celery", "mail", "large")}
     names = {one: f"{one.name} {one.process.pid}" for one in (mails, both)}
     assert its == {"celery": names[both], "mail": f"{names[mails]}, {names[both]}", "large": ""}
     both.end()
-    wait(lambda: row(queue, "celery")["consumers"] == 0)
+    until(lambda: row(queue, "celery")["consumers"] == 0)
     queue.close()
     left = {key for key in set(redis.do("KEYS", "*")) - before if b"pidbox" in key}
     assert {key for key in left if b"tickscope" in key} == set()
@@ -267,7 +267,7 @@ def test_a_worker_that_holds_all_that_it_may(redis: Redis, worker: Callable[...,
     for _ in range(11):
         app.send_task("late", (LONG_S,))
     unacked(redis, 3)
-    stalled = wait(lambda: (now := row(queue))["status"] == b"stalled" and now)
+    stalled = until(lambda: (now := row(queue))["status"] == b"stalled" and now)
     assert stalled["reason"].endswith(b"8 undelivered; prefetch exhausted: 3 of 3")
     assert stalled["workers"] == f"{its.name} {its.process.pid}".encode()
     queue.close()
@@ -296,7 +296,7 @@ def test_a_worker_that_is_slower_than_the_arrivals_and_then_a_producer_that_is_i
     assert states == {b"ok", b"lagging"}
     assert found["reason"].startswith(b"lag grew from ")
     redis.do("DEL", "celery")
-    wait(lambda: len(its.did("end")) == len(its.did("begin")) and state(row(queue)) == (0, 0, 0))
+    until(lambda: len(its.did("end")) == len(its.did("begin")) and state(row(queue)) == (0, 0, 0))
     end = time.monotonic() + 12  # longer than the window of the status
     while time.monotonic() < end:
         idle = row(queue)
@@ -482,7 +482,7 @@ def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis,
     asking.close()
     redis.do(*to_ask.split())
     asking = watch(url + "&workers=true")
-    asked = wait(lambda: (now := row(asking))["consumers"] == 1 and now)
+    asked = until(lambda: (now := row(asking))["consumers"] == 1 and now)
     assert asked["workers"] == f"{its.name} {its.process.pid}".encode()
     asking.close()
     for refused, columns, words in (
@@ -522,16 +522,16 @@ def test_an_application_that_goes_on_with_its_second_broker(redis: Redis, tmp_pa
     other = Redis(tmp_path / "other")
     both, its = f"{redis.url};{other.url}", [redis, other]
     with ExitStack() as ends:
-        ends.callback(other.stop)
+        ends.enter_context(other)
         first = Worker(both, tmp_path)
         ends.callback(first.end)
         queues = BROKER.sources([one.url for one in its])
         application(redis.url).send_task("late", (LONG_S,))
         unacked(redis, 1)
         assert [state(row(queues[0])), len(poll(queues[1]))] == [(0, 1, 0), 1]
-        redis.stop()
+        redis.end()
         waiting = [application(other.url).send_task("late", (LONG_S,)).id for _ in range(3)]
-        wait(lambda: other.do("ZCARD", "unacked_index"))
+        until(lambda: other.do("ZCARD", "unacked_index"))
         lost, now = row(queues[0]), row(queues[1])
         assert (lost["status"], state(now)) == (b"down", (len(waiting) - 1, 1, 0))
         assert lost["cluster"] != now["cluster"]
@@ -546,48 +546,46 @@ def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
         (tmp_path / name).mkdir()
     primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
     with ExitStack() as ends:
-        ends.callback(primary.stop)
-        ends.callback(replica.stop)
+        ends.enter_context(primary)
+        ends.enter_context(replica)
         replica.do("REPLICAOF", "127.0.0.1", primary.port)
-        sentinel, port = begin_sentinel(tmp_path / "s", primary)
-        ends.callback(sentinel.wait)
-        ends.callback(sentinel.kill)
+        port = ends.enter_context(begin_sentinel(tmp_path / "s", primary)).port
         options = {"master_name": "shop", "sentinel_kwargs": {"password": "s3cr3t"}}
-        wait(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
+        until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
         app = application(f"sentinel://127.0.0.1:{port}", **options)
         its = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
         ends.callback(its.end)
         queue = watch(f"redis+sentinel://127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t&workers=true")
         ends.callback(queue.close)
         sent = [app.send_task("late", (LONG_S,)).id for _ in range(5)]
-        before = wait(lambda: (now := row(queue))["pending"] == 1 and now)
+        before = until(lambda: (now := row(queue))["pending"] == 1 and now)
         assert state(before) == (4, 1, 0)
-        wait(lambda: replica.do("LLEN", "celery") == 4 and replica.do("ZCARD", "unacked_index") == 1)
-        primary.stop()
+        until(lambda: replica.do("LLEN", "celery") == 4 and replica.do("ZCARD", "unacked_index") == 1)
+        primary.end()
         assert row(queue)["status"] == b"down"
         its.end()  # a worker that runs a task does not connect again before it has ended
-        after = wait(lambda: (now := row(queue))["status"] != b"down" and now)
+        after = until(lambda: (now := row(queue))["status"] != b"down" and now)
         assert (state(after), after["cluster"]) == ((4, 1, 0), before["cluster"])
         assert after["status"] == b"ok"  # nothing was lost
         assert after["cluster"] == f"shop@127.0.0.1:{port}".encode()
         assert after["peer"].tobytes()[16:] == replica.port.to_bytes(2, "little")
         again = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
         ends.callback(again.end)
-        wait(lambda: again.did("begin"))
+        until(lambda: again.did("begin"))
         assert set(again.did("begin")) <= set(sent)
-        wait(lambda: row(queue)["workers"] == f"{again.name} {again.process.pid}".encode())
+        until(lambda: row(queue)["workers"] == f"{again.name} {again.process.pid}".encode())
 
 
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     application(redis.url).send_task("early", (0,))
     queue = watch(redis.url)
     assert row(queue)["status"] == b"ok"
-    redis.process.send_signal(signal.SIGSTOP)
+    redis.pause()
     stalled = row(queue)
-    redis.process.send_signal(signal.SIGCONT)
+    redis.go_on()
     assert stalled["status"] == b"down"
     assert b"no answer within 0.5 s" in stalled["reason"]
-    redis.stop()
+    redis.end()
     dead = row(queue)
     assert (dead["status"], TABLE.by_name["failure"].names[dead["failure"]]) == (b"down", "refused")
     redis.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import isnan
@@ -20,11 +19,13 @@ from agent.queues import redis_places
 from agent.queues.brokers.celery import BROKER, CeleryQueues, CeleryServer
 from agent.queues.judged import Judged
 from agent.queues.queue import Queue
-from tests.servers.celery_pieces import Worker, application, wait
+from tests.patience import until
+from tests.servers.celery_pieces import Worker, application
+from tests.servers.polled import poll, row_of
 from tests.servers.test_celery import redis, row, state, unacked, watch, worker
-from tests.servers.test_redis_failover import Pair, row_of
-from tests.servers.test_redis_places import begin_sentinel, cli, until
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_failover import Pair
+from tests.servers.test_redis_places import begin_sentinel, cli
+from tests.servers.test_redis_streams import Redis
 from tests.unit.correlate_scenarios import latest
 
 __all__ = ["redis", "worker"]
@@ -41,7 +42,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def answered(ask: Callable[[], Any]) -> Any:
     """The rows of the first poll that did not fail."""
-    return wait(lambda: [*rows] if b"down" not in (rows := ask())["status"].tolist() else [])
+    return until(lambda: [*rows] if b"down" not in (rows := ask())["status"].tolist() else [])
 
 
 class Watched:
@@ -91,30 +92,28 @@ def test_tasks_that_a_promoted_replica_had_not_received_are_missed(pair: Pair, b
         had = int(pair.info(pair.primary)["master_repl_offset"])
         pair.fail_over()
         rows = watched.after()
-        its = {name: row_of(rows, name) for name in (b"celery", b"kept", b"")}
+        its = {name: row_of(rows, name.decode()) for name in (b"celery", b"kept", b"")}
         assert (its[b"celery"]["status"], its[b"celery"]["lag_messages"]) == (b"rewound", 5)
         assert its[b"celery"]["reason"] == b"fail-over: at least 23 messages are gone"
         assert its[b"kept"]["status"] == b"ok"
         if brokers == 1:  # the replica was not seen with these
-            mail = row_of(rows, b"mail")
+            mail = row_of(rows, "mail")
             assert (mail["status"], mail["lag_messages"]) == (b"rewound", 0)
             assert mail["reason"] == b"fail-over: at least 11 messages are gone"
         assert its[b""]["status"] == b"rewound"
         claimed, more = BYTES.fullmatch(its[b""]["reason"]).groups()  # type: ignore[union-attr]
         assert lost_bytes(pair, had) - 200 < int(claimed.replace(b",", b"")) <= lost_bytes(pair, had)
         assert more == b", with at least 34 messages"
-        assert row_of(watched.poll(), b"")["status"] == b"rewound"  # for a minute
+        assert row_of(watched.poll(), "")["status"] == b"rewound"  # for a minute
 
 
 @pytest.fixture
 def sentinel(pair: Pair, tmp_path: Path) -> Iterator[int]:
     """Its port."""
     (tmp_path / "s").mkdir()
-    process, port = begin_sentinel(tmp_path / "s", pair.primary, 300_000)
-    until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
-    yield port
-    process.kill()
-    process.wait()
+    with begin_sentinel(tmp_path / "s", pair.primary, 300_000) as server:
+        until(lambda: "slaves=1" in cli(server.port, "-a", "s3cr3t", "info", "sentinel"))
+        yield server.port
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "nothing lost"])
@@ -141,23 +140,23 @@ def test_what_is_lost_when_sentinel_fails_over(
         for _ in range(5):
             app.send_task("early", (0,))
         pair.caught_up()
-        wait(lambda: set(polled()["status"].tolist()) == {b"ok"})
+        until(lambda: set(polled()["status"].tolist()) == {b"ok"})
         if lost:
             pair.link.cut()
         for _ in range(23):
             app.send_task("early", (0,))
-        assert row_of(polled(), b"celery")["lag_messages"] == 28
+        assert row_of(polled(), "celery")["lag_messages"] == 28
         if not lost:
             pair.caught_up()
         serving = how == "ordered"
         if how == "killed":
-            pair.primary.stop()
+            pair.primary.end()
         elif how == "stopped":
-            pair.primary.process.send_signal(signal.SIGSTOP)
+            pair.primary.pause()
         else:
             cli(sentinel, "-a", "s3cr3t", "sentinel", "failover", "shop")
         new = pair.replica.port.to_bytes(2, "little")
-        rows = wait(
+        rows = until(
             lambda: (
                 [*rows]
                 if (rows := polled())["peer"][0].tobytes()[16:] == new and b"down" not in rows["status"].tolist()
@@ -166,7 +165,7 @@ def test_what_is_lost_when_sentinel_fails_over(
         )
         for _ in range(3):  # it stays so
             rows = [*polled()]
-        its = row_of(rows, b"celery")
+        its = row_of(rows, "celery")
         found.extend(correlator.advance(boot_ns() + 5 * 10**9))
         losses = [one for one in latest(found) if one["symptom"] == "entries_lost"]
         if not lost:
@@ -177,7 +176,7 @@ def test_what_is_lost_when_sentinel_fails_over(
             return
         assert (its["status"], its["lag_messages"]) == (b"rewound", 5)
         assert its["reason"] == b"fail-over: at least 23 messages are gone"
-        claimed, more = BYTES.fullmatch(row_of(rows, b"")["reason"]).groups()  # type: ignore[union-attr]
+        claimed, more = BYTES.fullmatch(row_of(rows, "")["reason"]).groups()  # type: ignore[union-attr]
         truth = lost_bytes(pair, had)
         assert truth - 200 < int(claimed.replace(b",", b"")) <= truth
         assert more == b", with at least 23 messages"
@@ -196,25 +195,25 @@ def test_a_fail_over_under_load_claims_no_more_than_was_lost(pair: Pair, tmp_pat
         for _ in range(7):
             app.send_task("early", (0.2,))
             watched.poll()
-        wait(lambda: len(first.did("end")) == 7)
+        until(lambda: len(first.did("end")) == 7)
         watched.poll()
         pair.caught_up()
         pair.link.cut()
         sent = [app.send_task("early", (0.2,)).id for _ in range(41)]
-        wait(lambda: len(first.did("begin")) > 12)
+        until(lambda: len(first.did("begin")) > 12)
         waited = len(set(sent) - set(first.did("begin")))
         watched.poll()
-        wait(lambda: len(first.did("begin")) > 17)
-        pair.primary.stop()
+        until(lambda: len(first.did("begin")) > 17)
+        pair.primary.end()
         first.end()
         pair.fail_over()
         second = Worker(pair.replica.url, tmp_path)
         try:
             rows = watched.after()
-            wait(lambda: pair.replica.do("LLEN", "celery") == 0)
+            until(lambda: pair.replica.do("LLEN", "celery") == 0)
         finally:
             second.end()
-        found = row_of(rows, b"")
+        found = row_of(rows, "")
         assert found["status"] == b"rewound"
         words = BYTES.fullmatch(found["reason"])[2]  # type: ignore[index]
         assert waited - 10 < int(words.split()[4]) <= waited
@@ -233,7 +232,7 @@ def test_a_fail_over_that_lost_no_task_says_nothing(pair: Pair, tmp_path: Path, 
         watched.poll()
         pair.link.cut()
         cut = int(pair.info(pair.primary)["master_repl_offset"])
-        wait(lambda: int(pair.info(pair.primary)["master_repl_offset"]) > cut + 500)
+        until(lambda: int(pair.info(pair.primary)["master_repl_offset"]) > cut + 500)
         watched.poll()
         had = int(pair.info(pair.primary)["master_repl_offset"])
         its.end()
@@ -242,7 +241,7 @@ def test_a_fail_over_that_lost_no_task_says_nothing(pair: Pair, tmp_path: Path, 
         application(pair.replica.url).send_task("late", (600,))
         rows = watched.after()
         assert {one["status"] for one in rows} == {b"ok"}
-        tasks = row_of(rows, b"celery")
+        tasks = row_of(rows, "celery")
         assert tasks["lag_messages"] == 2
         # The list may have been empty on the other server after it was here.
         assert tasks["inexact_reason"].endswith(b" s or more")
@@ -266,8 +265,8 @@ def test_tasks_that_were_done_come_back(pair: Pair) -> None:
         pair.fail_over()
         queue.use(RedisUrl.parse(pair.replica.url))
         rows = poll(judged)
-        assert BYTES.fullmatch(row_of(rows, b"")["reason"])[2] == b""  # type: ignore[index]
-        back = row_of(rows, b"celery")
+        assert BYTES.fullmatch(row_of(rows, "")["reason"])[2] == b""  # type: ignore[index]
+        back = row_of(rows, "celery")
         assert back["lag_messages"] == 5
         assert isnan(back["lag_s"])
         assert back["inexact_reason"] == b"age: 0.0 s or more"
@@ -292,10 +291,10 @@ def test_a_restart_without_the_data(redis: Redis) -> None:
         app.send_task("early", (0,))
     with closing(watch(redis.url)) as queue:
         assert row(queue)["status"] == b"ok"
-        redis.stop()
+        redis.end()
         redis.start()
         rows = answered(lambda: poll(queue))
-        lost, server = row_of(rows, b"celery"), row_of(rows, b"")
+        lost, server = row_of(rows, "celery"), row_of(rows, "")
         assert (lost["status"], lost["lag_messages"]) == (b"rewound", 0)
         assert lost["reason"].startswith(b"restarted or replaced: its binding is gone; 3 messages waited")
         assert server["reason"] == b"restarted or replaced: 1 queues are gone, with their bindings"
@@ -310,9 +309,9 @@ def test_a_restart_with_an_old_snapshot(redis: Redis) -> None:
             redis.do("SAVE")
     with closing(watch(redis.url)) as queue:
         assert row(queue)["lag_messages"] == 13
-        redis.stop()
+        redis.end()
         redis.start()
-        after = wait(lambda: (now := row(queue))["status"] != b"down" and now)
+        after = until(lambda: (now := row(queue))["status"] != b"down" and now)
         assert (after["status"], after["lag_messages"]) == (b"rewound", 5)
         assert after["reason"] == b"restarted or replaced: at least 8 messages are gone"
 
@@ -329,9 +328,9 @@ def test_a_restart_with_all_data_says_nothing(tmp_path: Path, worker: Callable[.
             assert state(row(queue)) == (4, 1, 0)
             worker_of.end()
             redis.do("CONFIG", "SET", "appendfsync", "always")
-            redis.stop()
+            redis.end()
             redis.start()
-            wait(lambda: redis.do("PING") == b"PONG")
+            until(lambda: redis.do("PING") == b"PONG")
             redis.do("RPOP", "celery")  # as a worker does
             after = answered(lambda: poll(queue))
             assert [(one["destination"], one["status"], one["lag_messages"]) for one in after] == [
@@ -339,4 +338,4 @@ def test_a_restart_with_all_data_says_nothing(tmp_path: Path, worker: Callable[.
             ]
     finally:
         worker_of.end()
-        redis.stop()
+        redis.end()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,24 +14,22 @@ from agent.errors import AgentError
 from agent.queues.brokers.celery import BROKER, CeleryServer
 from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
-from tests.patience import PATIENCE
-from tests.servers.celery_pieces import Worker, application, wait
+from tests.patience import until
+from tests.ports import free_port
+from tests.servers.celery_pieces import Worker, application
 from tests.servers.certificates import certificates
+from tests.servers.polled import poll
 from tests.servers.test_celery import reasons, redis, row, state, watch, worker
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_streams import Redis
 
 __all__ = ["redis", "worker"]
 
 OWN_KEYS = {"sep": ":", "unacked_key": "u1", "unacked_index_key": "u2", "priority_steps": [*range(10)]}
 
 
-def until(queue: Queue, what: Callable[[Any], bool]) -> Any:
+def row_when(queue: Queue, what: Callable[[Any], bool]) -> Any:
     """The queue's row once it is so; a poll a second."""
-    end = time.monotonic() + 90 * PATIENCE
-    while not what(found := row(queue)):
-        assert time.monotonic() < end, found
-        time.sleep(1)
-    return found
+    return until(lambda: found if what(found := row(queue)) else None, 90, 1, why=lambda: row(queue))
 
 
 def test_keys_with_other_names(redis: Redis, worker: Callable[..., Worker]) -> None:
@@ -47,8 +43,8 @@ def test_keys_with_other_names(redis: Redis, worker: Callable[..., Worker]) -> N
     with closing(watch(redis.url, "?sep=:&unacked_key=u1&unacked_index_key=u2")) as queue:
         assert state(row(queue)) == (10, 0, 0)
         worker(options=OWN_KEYS)
-        wait(lambda: redis.do("ZCARD", "u2") == 1)
-        wait(lambda: state(row(queue)) == (9, 1, 0))
+        until(lambda: redis.do("ZCARD", "u2") == 1)
+        until(lambda: state(row(queue)) == (9, 1, 0))
 
 
 def test_workers_that_end_with_all_messages(redis: Redis, worker: Callable[..., Worker]) -> None:
@@ -56,11 +52,11 @@ def test_workers_that_end_with_all_messages(redis: Redis, worker: Callable[..., 
     app = application(redis.url)
     app.send_task("late", (600,))
     its = worker()
-    wait(lambda: its.did("begin"))
+    until(lambda: its.did("begin"))
     with closing(watch(redis.url, "?workers=true&visibility_timeout=3600")) as queue:
-        until(queue, lambda found: found["consumers"] == 1)
+        row_when(queue, lambda found: found["consumers"] == 1)
         its.signal(signal.SIGKILL)
-        found = until(queue, lambda found: found["status"] == b"stopped")
+        found = row_when(queue, lambda found: found["status"] == b"stopped")
         assert state(found) == (0, 1, 0)
         assert found["reason"].endswith(b"0 undelivered, 1 pending")
 
@@ -74,7 +70,7 @@ def test_workers_without_remote_control_are_not_counted(redis: Redis, worker: Ca
             app.send_task("early", (0,))
             return b"control bus" in reasons(queue)
 
-        until(queue, known)
+        row_when(queue, known)
         found = row(queue)
         assert its.did("end")
         assert found["consumers"] < 0
@@ -128,14 +124,11 @@ def test_a_refused_command_names_the_rule(redis: Redis, refused: list[str], rule
 def secure(tmp_path: Path) -> Iterator[str]:
     """The address of a server with a certificate of a private authority, ``ca.pem``."""
     certificates(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
     options = [part for name, file in files.items() for part in (f"--tls-{name}-file", str(tmp_path / file))]
-    server = Redis(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *options)
-    yield f"rediss://127.0.0.1:{port}/0"
-    server.stop()
+    with Redis(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *options):
+        yield f"rediss://127.0.0.1:{port}/0"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +16,15 @@ from agent import doctor
 from agent.queues.catalogue import Broker, broker, names
 from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _same, _server, discover
 from tests.commands import tickscope_text
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.ports import free_ports
 from tests.servers.test_redis_streams import Redis
 
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 def here(port: int, **servers: tuple[object, ...]) -> FoundBroker:
@@ -125,13 +124,14 @@ def test_the_setting_names_the_port_that_is_asked(tmp_path: Path, command: str, 
     words = command.format(first, second, tmp_path).split()
     server = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60 * PATIENCE
         ports = {second} if words[0] == "redis-server" else {first} if setting is None else {first, second}
-        while True:
+
+        def seen() -> list[Any]:
+            assert server.poll() is None
             found = [one for one in discover({}) if server.pid in [process.pid for process in one.processes]]
-            if found and ports <= found[0].ports:
-                break
-            assert server.poll() is None and time.monotonic() < until
+            return found if found and ports <= found[0].ports else []
+
+        found = until(seen)
         assert len(found) == 1
         assert found[0].setting == (setting and setting.format(first, second))
         assert bool(found[0].lacks) is (setting is None)

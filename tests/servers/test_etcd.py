@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isnan
 from pathlib import Path
@@ -18,20 +18,17 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-import numpy as np
 import pytest
 
 from agent.queues.brokers.etcd import BROKER, EtcdUrl
 from agent.queues.judged import Judged
-from agent.queues.packing import TABLE, pack
-from agent.queues.queue import Queue
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.releases import program, unpacked
 from tests.servers.etcd import Etcd, EtcdNode, Watcher, ask, end_of, text
+from tests.servers.polled import failed, poll, row_of, until_row, watched
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
 S = 10**9
-FAILURES = TABLE.by_name["failure"].names
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -59,42 +56,6 @@ def three(tmp_path: Path, command: list[str]) -> Iterator[Etcd]:
     cluster.end()
 
 
-@contextmanager
-def watched(server: str | dict[str, str]) -> Iterator[Judged]:
-    (queue,) = BROKER.sources([server])
-    try:
-        yield queue
-    finally:
-        queue.close()
-
-
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def failed(row: Any) -> str:
-    return FAILURES[row["failure"]] if row["failure"] >= 0 else ""
-
-
-def row_of(rows: np.ndarray, destination: str, group: str = "") -> Any:
-    found = rows[rows["destination"] == destination.encode()]
-    found = found[[group.encode() in one for one in found["consumer_group"].tolist()]]
-    assert len(found) <= 1, rows
-    return found[0] if len(found) else None
-
-
-def until(queue: Queue, destination: str, group: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
-    """The first row for which it is so; polls ten times a second."""
-    end = time.monotonic() + limit_s * PATIENCE
-    while True:
-        row = row_of(rows := poll(queue), destination, group)
-        if row is not None and what(row):
-            return row
-        shown = [(bytes(one["destination"]), int(one["lag_messages"]), bytes(one["reason"])) for one in rows]
-        assert time.monotonic() < end, shown
-        time.sleep(0.1)
-
-
 def known(row: Any) -> bool:
     return bool(row["lag_messages"] >= 0 and not row["inexact_reason"].startswith(b"as of"))
 
@@ -107,12 +68,12 @@ def test_keys_that_a_copy_lacks(two: tuple[EtcdNode, EtcdNode]) -> None:
         copy.put(f"/shop/{number}", str(number))
     source.put("/other", "is not compared")
     url = f"http://127.0.0.1:{source.port}?prefix=/shop/&copy=http://127.0.0.1:{copy.port}"
-    with watched(url) as queue:
+    with watched(BROKER, url) as queue:
 
         def behind() -> Any:
             """The row of a poll that began now."""
             asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            return until(queue, "/shop/", "", lambda row: known(row) and row["t_ns"] - row["poll_ns"] > asked_ns)
+            return until_row(queue, "/shop/", "*", lambda row: known(row) and row["t_ns"] - row["poll_ns"] > asked_ns)
 
         row = behind()
         assert (row["lag_messages"], row["exact"]) == (137, 1)
@@ -155,11 +116,11 @@ def test_keys_that_a_copy_lacks(two: tuple[EtcdNode, EtcdNode]) -> None:
         revision = int(source.status()["header"]["revision"])
         source.ask("kv/compaction", {"revision": revision})
         assert behind()["lag_messages"] == 1
-        copy.stop()
-        row = until(queue, "/shop/", "", lambda row: row["lag_messages"] < 0)
+        copy.pause()
+        row = until_row(queue, "/shop/", "*", lambda row: row["lag_messages"] < 0)
         assert row["status"] == b"unknown"
         assert row["reason"] == f"not compared: 127.0.0.1:{copy.port}: no answer in time".encode()
-        assert row_of(poll(queue), "raft", "west0")["status"] == b"ok"
+        assert row_of(poll(queue), "raft", "*west0*")["status"] == b"ok"
         copy.go_on()
         assert behind()["lag_messages"] == 1
         copy.put("/shop/a", "1")
@@ -169,20 +130,20 @@ def test_keys_that_a_copy_lacks(two: tuple[EtcdNode, EtcdNode]) -> None:
 def test_a_copy_under_another_prefix_that_is_never_right(two: tuple[EtcdNode, EtcdNode]) -> None:
     source, copy = two
     url = f"http://127.0.0.1:{source.port}?prefix=a/&copy=" + quote(f"http://127.0.0.1:{copy.port}/b/")
-    with watched(url) as queue:
-        until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 0)
+    with watched(BROKER, url) as queue:
+        until_row(queue, "a/", "*/b/*", lambda row: row["lag_messages"] == 0)
         source.put("a/1", "x")
         copy.put("/b/1", "y")
         copy.put("a/1", "x")
-        row = until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 1)
-        row = until(queue, "a/", "/b/", lambda row: row["status"] == b"stalled")
+        row = until_row(queue, "a/", "*/b/*", lambda row: row["lag_messages"] == 1)
+        row = until_row(queue, "a/", "*/b/*", lambda row: row["status"] == b"stalled")
         assert b"nothing read for" in row["reason"]
         copy.put("/b/1", "x")
-        until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 0 and row["status"] == b"ok")
+        until_row(queue, "a/", "*/b/*", lambda row: row["lag_messages"] == 0 and row["status"] == b"ok")
 
 
 def test_members_their_leader_and_its_change(three: Etcd) -> None:
-    with watched(three.url) as queue:
+    with watched(BROKER, three.url) as queue:
         rows = poll(queue)
         leader = three.leader()
         assert {(row["consumer_group"].decode(), row["server_role"]) for row in rows} == {
@@ -192,39 +153,45 @@ def test_members_their_leader_and_its_change(three: Etcd) -> None:
             for _ in range(19):
                 node.put("a", "b")
         for node in three.nodes:
-            row = until(queue, "raft", node.name, lambda row: row["lag_messages"] == 0 and row["exact"])
+            row = until_row(queue, "raft", f"*{node.name}*", lambda row: row["lag_messages"] == 0 and row["exact"])
             assert row["cluster"] == f"{int(leader.status()['header']['cluster_id']):x}".encode()
             assert row["peer"].tobytes()[16:] == node.port.to_bytes(2, "little")
-            assert row_of(poll(queue), "proposals", node.name)["lag_messages"] == 0
+            assert row_of(poll(queue), "proposals", f"*{node.name}*")["lag_messages"] == 0
         follower = next(node for node in three.nodes if node is not leader)
-        follower.stop()
+        follower.pause()
         rows = poll(queue)
-        assert failed(row_of(rows, "raft", follower.name)) == "no_answer"
-        assert row_of(rows, "raft", leader.name)["status"] == b"ok"
+        assert failed(row_of(rows, "raft", f"*{follower.name}*")) == "no_answer"
+        assert row_of(rows, "raft", f"*{leader.name}*")["status"] == b"ok"
         for _ in range(503):
             leader.put("a", "c")
         follower.go_on()
-        until(queue, "raft", follower.name, lambda row: row["status"] != b"down" and row["lag_messages"] == 0)
+        until_row(
+            queue, "raft", f"*{follower.name}*", lambda row: row["status"] != b"down" and row["lag_messages"] == 0
+        )
         leader.end()
-        row = until(queue, "raft", follower.name, lambda row: row["reason"].startswith(b"the leader changed"))
-        assert failed(row_of(poll(queue), "raft", leader.name)) == "refused"
+        row = until_row(
+            queue, "raft", f"*{follower.name}*", lambda row: row["reason"].startswith(b"the leader changed")
+        )
+        assert failed(row_of(poll(queue), "raft", f"*{leader.name}*")) == "refused"
         leader.start(three.command)
-        until(queue, "raft", leader.name, lambda row: row["status"] == b"ok" and row["server_role"] == b"replica")
+        until_row(
+            queue, "raft", f"*{leader.name}*", lambda row: row["status"] == b"ok" and row["server_role"] == b"replica"
+        )
         number = follower.status()["header"]["member_id"]
         follower.end()
-        with watched(three.url) as later:  # it has its name, though it never answered
-            until(later, "raft", follower.name, lambda row: failed(row) == "refused")
+        with watched(BROKER, three.url) as later:  # it has its name, though it never answered
+            until_row(later, "raft", f"*{follower.name}*", lambda row: failed(row) == "refused")
         three.remove(number, leader)
-        until(queue, "raft", follower.name, lambda row: row["status"] == b"gone")
+        until_row(queue, "raft", f"*{follower.name}*", lambda row: row["status"] == b"gone")
 
 
 def test_proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off(three: Etcd) -> None:
     leader = three.leader()
     others = [node for node in three.nodes if node is not leader]
-    with watched(three.url) as queue:
-        until(queue, "raft", leader.name, lambda row: row["status"] == b"ok")
+    with watched(BROKER, three.url) as queue:
+        until_row(queue, "raft", f"*{leader.name}*", lambda row: row["status"] == b"ok")
         for node in others:
-            node.stop()
+            node.pause()
 
         def put() -> None:
             with suppress(AssertionError, OSError):  # it succeeds if the majority is back in time
@@ -233,47 +200,47 @@ def test_proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off(three
         writers = [threading.Thread(target=put) for _ in range(7)]
         for one in writers:
             one.start()
-        row = until(queue, "proposals", leader.name, lambda row: row["lag_messages"] == 7)
+        row = until_row(queue, "proposals", f"*{leader.name}*", lambda row: row["lag_messages"] == 7)
         assert row["exact"]
-        row = until(queue, "raft", leader.name, lambda row: row["server_role"] == b"cut off", 60)
+        row = until_row(queue, "raft", f"*{leader.name}*", lambda row: row["server_role"] == b"cut off", 60)
         assert (row["reason"], row["lag_messages"] < 0) == (b"no leader", True)
         for node in others:
             node.go_on()
         for one in writers:
             one.join()
-        until(queue, "raft", leader.name, lambda row: row["lag_messages"] == 0, 60)
-        until(queue, "proposals", leader.name, lambda row: row["lag_messages"] == 0)
+        until_row(queue, "raft", f"*{leader.name}*", lambda row: row["lag_messages"] == 0, 60)
+        until_row(queue, "proposals", f"*{leader.name}*", lambda row: row["lag_messages"] == 0)
 
 
 def test_events_that_wait_for_a_watcher_that_does_not_read(two: tuple[EtcdNode, EtcdNode]) -> None:
     node, _ = two
-    with watched(f"http://127.0.0.1:{node.port}") as queue:
+    with watched(BROKER, f"http://127.0.0.1:{node.port}") as queue:
         watcher = Watcher(node.port, "/w/")
-        row = until(queue, "watchers", "", lambda row: row["consumers"] == 1)
+        row = until_row(queue, "watchers", "*", lambda row: row["consumers"] == 1)
         assert (row["lag_messages"], row["exact"]) == (0, 1)
         number = 0
-        while until(queue, "watchers", "", lambda row: row["lag_messages"] >= 0)["exact"]:
+        while until_row(queue, "watchers", "*", lambda row: row["lag_messages"] >= 0)["exact"]:
             for _ in range(50):
                 node.put(f"/w/{number % 7}", b"x" * 60_000)
                 number += 1
             assert number < 10_000
-        row = until(queue, "watchers", "", lambda row: row["lag_messages"] > 0)
+        row = until_row(queue, "watchers", "*", lambda row: row["lag_messages"] > 0)
         assert row["lag_messages"] <= number
         assert row["inexact_reason"] == b"lower bound: 1 slow watcher lacks more"
         watcher.close()
-        until(queue, "watchers", "", lambda row: row["lag_messages"] == 0 and row["exact"])
+        until_row(queue, "watchers", "*", lambda row: row["lag_messages"] == 0 and row["exact"])
 
 
 def test_a_full_database_refuses_writes(tmp_path: Path, command: list[str]) -> None:
     cluster = Etcd(tmp_path / "full", 1, command, ("--quota-backend-bytes", str(4 << 20)))
     node = cluster.nodes[0]
     try:
-        with watched(cluster.url) as queue:
-            until(queue, "raft", "", lambda row: row["errors"] == b"")
+        with watched(BROKER, cluster.url) as queue:
+            until_row(queue, "raft", "*", lambda row: row["errors"] == b"")
             with pytest.raises(AssertionError):
                 while True:
                     node.put("k", b"x" * 500_000)
-            row = until(queue, "raft", "", lambda row: row["errors"] == b"NOSPACE 1")
+            row = until_row(queue, "raft", "*", lambda row: row["errors"] == b"NOSPACE 1")
             assert row["reason"] == b"alarm NOSPACE: writes are refused"
     finally:
         cluster.end()
@@ -316,16 +283,14 @@ def test_leases_end_when_they_were_granted_for(two: tuple[EtcdNode, EtcdNode], m
         if row["due_wall_ns"] is not None:
             assert abs(row["due_wall_ns"] - row["was_due_ns"] - (time.time_ns() - boot_ns())) < S // 100
 
-    with watched(f"http://127.0.0.1:{node.port}") as queue:
+    with watched(BROKER, f"http://127.0.0.1:{node.port}") as queue:
         assert leases(queue) == {}
         held = grant(0x7FFF_FFFF_FFFF_FFFB, 3600)
         node.put("/locks/a", lease=str(int(held, 16)))
         others = [grant(number, 3600 + 10 * number) for number in range(1, 11)]
-        began_ns, end = boot_ns(), time.monotonic() + 60 * PATIENCE
+        began_ns = boot_ns()
+        until(lambda: sum(row["was_due_ns"] is not None for row in leases(queue).values()) >= 7, 60)
         found = leases(queue)
-        while sum(row["was_due_ns"] is not None for row in found.values()) < 7:
-            assert time.monotonic() < end, found
-            found = leases(queue)
         more = found.pop("")
         assert more["timers"] == 4 and more["consequence"].startswith("only the 7 leases")
         assert found.keys() == {f"{held} /locks/a", *others[:6]}  # those that end first
@@ -336,9 +301,8 @@ def test_leases_end_when_they_were_granted_for(two: tuple[EtcdNode, EtcdNode], m
         see(others[0], 3610, lambda: node.ask("lease/keepalive", renewed))
         for name in others[1:]:
             node.ask("lease/revoke", {"ID": str(int(name, 16))})
-        while (found := leases(queue)).keys() != {others[0]}:
-            assert time.monotonic() < end, found
-        check(found[others[0]], boot_ns())
+        until(lambda: leases(queue).keys() == {others[0]})
+        check(leases(queue)[others[0]], boot_ns())
         node.ask("lease/revoke", renewed)
         assert leases(queue) == {}
 
@@ -351,17 +315,13 @@ def test_without_the_right_to_read_keys_leases_have_no_keys(two: tuple[EtcdNode,
     node.ask("lease/grant", {"ID": "17", "TTL": "3600"})
     node.put("/locks/a", lease="17")
     node.ask("auth/enable")
-    end = time.monotonic() + 30 * PATIENCE
     refused = not node.status()["version"].startswith("3.4.23")  # the fix of CVE-2023-32082
-    with watched(f"http://127.0.0.1:{node.port}") as queue:
-        while (found := leases(queue)).keys() != {"11" if refused else "11 /locks/a"}:
-            assert time.monotonic() < end, found
-        while (row := next(iter(leases(queue).values())))["was_due_ns"] is None:
-            assert time.monotonic() < end, row
+    with watched(BROKER, f"http://127.0.0.1:{node.port}") as queue:
+        until(lambda: leases(queue).keys() == {"11" if refused else "11 /locks/a"})
+        until(lambda: next(iter(leases(queue).values()))["was_due_ns"] is not None)
         assert row_of(poll(queue), "raft")["status"] == b"ok"
-    with watched(f"http://root:rootpw@127.0.0.1:{node.port}") as queue:
-        while leases(queue).keys() != {"11 /locks/a"}:
-            assert time.monotonic() < end
+    with watched(BROKER, f"http://root:rootpw@127.0.0.1:{node.port}") as queue:
+        until(lambda: leases(queue).keys() == {"11 /locks/a"})
 
 
 @pytest.mark.parametrize(
@@ -412,12 +372,11 @@ def test_leases_that_cannot_be_read_cost_only_their_rows(
     between = ThreadingHTTPServer(("127.0.0.1", 0), Between)
     threading.Thread(target=between.serve_forever, daemon=True).start()
     try:
-        with watched(f"http://127.0.0.1:{between.server_port}") as queue:
-            until(queue, "raft", "", lambda row: row["status"] == b"ok" and row["lag_messages"] == 0)
-            until(queue, "proposals", "", lambda row: row["lag_messages"] == 0)
-            end = time.monotonic() + 30 * PATIENCE
-            while why not in (found := leases(queue)).get("", {}).get("consequence", ""):
-                assert time.monotonic() < end, found
+        with watched(BROKER, f"http://127.0.0.1:{between.server_port}") as queue:
+            until_row(queue, "raft", "*", lambda row: row["status"] == b"ok" and row["lag_messages"] == 0)
+            until_row(queue, "proposals", "*", lambda row: row["lag_messages"] == 0)
+            until(lambda: why in leases(queue).get("", {}).get("consequence", ""))
+            found = leases(queue)
             assert len(found) == 1 and found[""]["was_due_ns"] is None
     finally:
         between.shutdown()
@@ -427,10 +386,10 @@ def test_leases_that_cannot_be_read_cost_only_their_rows(
 
 def test_a_compaction_that_slow_watchers_may_not_survive_is_named(two: tuple[EtcdNode, EtcdNode]) -> None:
     node, _ = two
-    with watched(f"http://127.0.0.1:{node.port}") as queue:
+    with watched(BROKER, f"http://127.0.0.1:{node.port}") as queue:
         watcher = Watcher(node.port, "/w/")
         number = 0
-        while until(queue, "watchers", "", lambda row: row["lag_messages"] >= 0)["exact"]:
+        while until_row(queue, "watchers", "*", lambda row: row["lag_messages"] >= 0)["exact"]:
             for _ in range(50):
                 node.put("/w/a", b"x" * 60_000)
                 number += 1
@@ -438,7 +397,7 @@ def test_a_compaction_that_slow_watchers_may_not_survive_is_named(two: tuple[Etc
         revision = int(node.status()["header"]["revision"])
         assert b"compacted" not in row_of(poll(queue), "watchers")["reason"]
         node.ask("kv/compaction", {"revision": str(revision)})
-        row = until(queue, "watchers", "", lambda row: b"compacted" in row["reason"])
+        row = until_row(queue, "watchers", "*", lambda row: b"compacted" in row["reason"])
         assert row["reason"].startswith(b"revision %d was compacted" % revision)
         assert b"1 watcher" in row["reason"]
         watcher.close()
@@ -462,15 +421,15 @@ def test_least_rights_and_wrong_passwords(
     (tmp_path / "password").write_text("p:w\n")
     monkeypatch.setenv("TICKSCOPE_ETCD_WRONG", "wrong")
     url = f"http://127.0.0.1:{first.port}?prefix=/a/,/b/&copy=http://127.0.0.1:{second.port}"
-    with watched({"url": url, "user": "tickscope", "password_file": str(tmp_path / "password")}) as queue:
-        until(queue, "/a/", "", lambda row: row["lag_messages"] == 0)
-        row = until(queue, "/b/", "", lambda row: b"permission denied" in row["reason"])
+    with watched(BROKER, {"url": url, "user": "tickscope", "password_file": str(tmp_path / "password")}) as queue:
+        until_row(queue, "/a/", "*", lambda row: row["lag_messages"] == 0)
+        row = until_row(queue, "/b/", "*", lambda row: b"permission denied" in row["reason"])
         assert row["status"] == b"unknown" and row["lag_messages"] < 0
-    with watched(url) as queue:
-        row = until(queue, "/a/", "", lambda row: b"user name is empty" in row["reason"])
+    with watched(BROKER, url) as queue:
+        row = until_row(queue, "/a/", "*", lambda row: b"user name is empty" in row["reason"])
         assert row_of(poll(queue), "raft")["status"] == b"ok"
-    with watched({"url": url, "user": "tickscope", "password_variable": "TICKSCOPE_ETCD_WRONG"}) as queue:
-        row = until(queue, "/a/", "", lambda row: b"authentication failed" in row["reason"])
+    with watched(BROKER, {"url": url, "user": "tickscope", "password_variable": "TICKSCOPE_ETCD_WRONG"}) as queue:
+        row = until_row(queue, "/a/", "*", lambda row: b"authentication failed" in row["reason"])
         assert row["status"] == b"unknown" and b"wrong" not in row["reason"]
         assert row_of(poll(queue), "raft")["status"] == b"ok"
 
@@ -492,11 +451,11 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
             ("ours", {**ours, "key_file": none}, f"no such file or directory: {tmp_path}/ours.pem, {none}"),
         ):
             section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem", **own}
-            with watched(section) as queue:
-                row = until(
+            with watched(BROKER, section) as queue:
+                row = until_row(
                     queue,
                     "raft",
-                    "",
+                    "*",
                     lambda row: failed(row) not in ("refused", "no_answer") and row["status"] != b"unknown",
                 )
                 assert row["status"] == (b"down" if reason else b"ok"), row["reason"]
@@ -519,7 +478,7 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     say: Callable[[Any], None], failure: str, words: str
 ) -> None:
     server = Odd(say)
-    with watched(f"http://127.0.0.1:{server.port}") as queue:
+    with watched(BROKER, f"http://127.0.0.1:{server.port}") as queue:
         (row,) = poll(queue)
     server.close()
     assert (row["status"], failed(row)) == (b"down", failure), row["reason"]

@@ -21,11 +21,12 @@ from agent.common.clocks import boot_ns
 from agent.queues.brokers import kafka as kafka_broker
 from agent.queues.brokers.kafka import BROKER
 from agent.queues.kafka_records import MOST_BYTES, RecordReader
-from agent.queues.packing import TABLE, pack
+from agent.queues.packing import TABLE
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.queue import Queue
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.servers.kafka_server import OLDER, USERS, VERSION, Kafka, fetched
+from tests.servers.polled import one, poll, until_drained, until_rows
 from tests.servers.test_rabbitmq import Odd, _endless, _once
 
 #: A consumer as users write them. Its arguments: the server, topics, group, protocol, seconds that a message takes.
@@ -53,7 +54,7 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def kafka(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     server = Kafka(libraries, tmp_path_factory.mktemp("kafka"))
     yield server
-    server.stop()
+    server.end()
 
 
 @pytest.fixture
@@ -107,26 +108,6 @@ def commit(kafka: Kafka, group: str, topic: str, offset: int, partition: int = 0
     kafka.commit(group, topic, {partition: offset})
 
 
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def one(queue: Queue) -> Any:
-    rows = poll(queue)
-    assert len(rows) == 1, rows
-    return rows[0]
-
-
-def until(queue: Queue, fits: Callable[[np.ndarray], Any], each_s: float = 0.2) -> np.ndarray:
-    end = time.monotonic() + 30 * PATIENCE
-    while True:
-        rows = poll(queue)
-        if fits(rows):
-            return rows
-        assert time.monotonic() < end, rows
-        time.sleep(each_s)
-
-
 def test_lag_is_what_is_behind_the_committed_offset(kafka: Kafka, opened: Callable[..., Queue]) -> None:
     create(kafka, "orders", 3)
     produce(kafka, "orders", 101, 0)
@@ -134,7 +115,7 @@ def test_lag_is_what_is_behind_the_committed_offset(kafka: Kafka, opened: Callab
     commit(kafka, "billing", "orders", 40, 0)
     commit(kafka, "billing", "orders", 37, 2)
     queue = opened("bill*")
-    until(queue, lambda rows: b"age" not in rows["inexact_reason"][0])  # it has read the first unread record
+    until_rows(queue, lambda rows: b"age" not in rows["inexact_reason"][0])  # it has read the first unread record
     before = boot_ns()
     first, last = poll(queue)
     after = boot_ns()
@@ -231,11 +212,8 @@ def test_the_retention_of_the_first_unread_record_is_a_timer(kafka: Kafka, clock
     reader.close()
     assert (at_ms == behind_ms + 3) == (clock == "CreateTime")
 
-    end = time.monotonic() + 60 * PATIENCE
-    while [row.get("due_wall_ns") for row in queue.timers()] != [(at_ms + 90_000_000) * 1_000_000]:
-        assert time.monotonic() < end, queue.timers()
-        queue.poll()
-        time.sleep(0.2)
+    due_ns = (at_ms + 90_000_000) * 1_000_000
+    until(lambda: [row.get("due_wall_ns") for row in queue.timers()] == [due_ns], 60, 0.2, turn=queue.poll)
     (row,) = queue.timers()
     assert (row["destination"], row["object"]) == (name.encode(), f"{name}/0 {clock}".encode())
     assert (row["kind"], row["clock"], row["timers"]) == ("retention", "wall", 1)
@@ -353,36 +331,38 @@ def test_a_group_with_consumers(
     create(kafka, topic, 2)
     produce(kafka, topic, 17, 0)
     queue = opened(group)
-    (row,) = until(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
+    (row,) = until_rows(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
     assert (row["reason"].partition(b":")[0], row["status"]) == (b"no such group", b"unknown")
     first = consume(topic, group, protocol)
-    rows = until(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
+    rows = until_rows(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
     assert set(rows["group_state"]) == {b"stable"}
     assert rows["consumers"].tolist() == [1, 1]
     assert set(rows["holder"]) == {f"{group}-consumer@127.0.0.1".encode()}
     before = rows["rebalances"].max()
 
     second = consume(topic, group, protocol)  # it takes one of the partitions
-    rows = until(queue, lambda rows: (rows["consumers"] == 2).all() and set(rows["group_state"]) == {b"stable"})
-    rows = until(queue, lambda rows: (rows["rebalances"] > before).all())
+    rows = until_rows(queue, lambda rows: (rows["consumers"] == 2).all() and set(rows["group_state"]) == {b"stable"})
+    rows = until_rows(queue, lambda rows: (rows["rebalances"] > before).all())
     before = rows["rebalances"].max()
 
     from confluent_kafka.admin import NewPartitions
 
     kafka.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
     # It is empty, and nothing was committed.
-    rows = until(queue, lambda rows: rows["partition"].tolist() == [b"0", b"1", b"2"] and not rows["lag_messages"][2])
+    rows = until_rows(
+        queue, lambda rows: rows["partition"].tolist() == [b"0", b"1", b"2"] and not rows["lag_messages"][2]
+    )
     produce(kafka, topic, 5, 2)
-    rows = until(queue, lambda rows: (rows["lag_messages"] == 0).all() and len(rows) == 3)
+    rows = until_rows(queue, lambda rows: (rows["lag_messages"] == 0).all() and len(rows) == 3)
 
     for process in (first, second):
         process.send_signal(signal.SIGSTOP)
     produce(kafka, topic, 23, 2)
-    rows = until(queue, lambda rows: rows["lag_messages"].max() == 23)
+    rows = until_rows(queue, lambda rows: rows["lag_messages"].max() == 23)
     assert rows["lag_messages"].tolist() == [0, 0, 23]
     for process in (first, second):
         process.kill()
-    rows = until(queue, lambda rows: set(rows["group_state"]) == {b"empty"})
+    rows = until_rows(queue, lambda rows: set(rows["group_state"]) == {b"empty"})
     assert set(rows["consumers"]) == {0}
     # In partition 1 nothing was ever committed, and it is no longer assigned.
     assert dict(zip(rows["partition"], rows["lag_messages"], strict=True)) == {b"0": 0, b"2": 23}
@@ -400,7 +380,7 @@ def test_who_keeps_up_who_falls_behind_and_who_reads_nothing(
     consume("busy", "pace-fast")
     consume("busy", "pace-slow", "classic", 0.1)
     queue = opened("pace-*")
-    until(queue, lambda rows: rows["lag_messages"].tolist() == [0] * 4)
+    until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0] * 4)
     gone.kill()
 
     def judged(rows: np.ndarray) -> bool:
@@ -408,7 +388,7 @@ def test_who_keeps_up_who_falls_behind_and_who_reads_nothing(
         expected = {b"pace-gone": b"stopped", b"pace-idle": b"ok", b"pace-fast": b"ok", b"pace-slow": b"lagging"}
         return dict(zip(rows["consumer_group"], rows["status"], strict=True)) == expected
 
-    rows = until(queue, judged, 0.5)
+    rows = until_rows(queue, judged, each_s=0.5)
     (stopped,) = rows[rows["consumer_group"] == b"pace-gone"]
     assert b"no consumer" in stopped["reason"]
     (idle,) = rows[rows["consumer_group"] == b"pace-idle"]
@@ -431,7 +411,7 @@ def test_what_no_consumer_will_get_is_reported(kafka: Kafka, opened: Callable[..
     deleted.result(20)
     queue = opened("late")
     for _ in range(2):  # also after it has seen that no record is there
-        (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+        (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0])
         assert row["inexact_reason"] == b"50 records were deleted before they were read"
 
     create(kafka, "states", cleanup_policy="compact")
@@ -459,11 +439,11 @@ def test_what_no_consumer_will_get_is_reported(kafka: Kafka, opened: Callable[..
     assert (row["lag_messages"], row["exact"]) == (7, 0)
     assert row["inexact_reason"].startswith(b"upper bound: 7 in open transactions")
     producer.commit_transaction(20)
-    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [8])  # a marker follows the records
+    (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [8])  # a marker follows the records
     assert (row["exact"], row["inexact_reason"]) == (0, b"upper bound: counts markers of transactions")
     for offset in (7, 8):  # no record follows, but a marker: librdkafka's consumers commit the first, Java's the second
         commit(kafka, "payers", "paid", offset)
-        (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+        (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0])
         assert row["exact"] == 1
 
 
@@ -475,7 +455,7 @@ def test_topics_and_groups_that_are_gone_are_a_state_of_their_own(kafka: Kafka, 
     queue = opened("readers")
     assert one(queue)["lag_messages"] == 2
     admin.delete_topics(["brief"])["brief"].result(20)
-    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"gone"])
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"gone"])
     assert (row["destination"], row["partition"], row["consumer_group"]) == (b"brief", b"0", b"readers")
     assert (row["reason"].split(b";")[0], row["lag_messages"]) == (b"the topic was deleted", -(2**63))
     create(kafka, "brief")
@@ -484,10 +464,10 @@ def test_topics_and_groups_that_are_gone_are_a_state_of_their_own(kafka: Kafka, 
     produce(kafka, "brief", 5)
     assert one(queue)["lag_messages"] == 5
     admin.delete_consumer_groups(["readers"])["readers"].result(20)
-    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"gone"])
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"gone"])
     assert (row["destination"], row["reason"].split(b";")[0]) == (b"brief", b"the group was deleted")
     commit(kafka, "readers", "brief", 2)
-    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"ok"])
     assert row["lag_messages"] == 3
 
 
@@ -501,7 +481,7 @@ def test_a_group_that_is_set_back_is_rewound_also_where_its_lag_is_a_bound(
     queue = opened(f"again-{policy}")
     assert [one(queue)["status"] for _ in range(3)] == [b"ok"] * 3
     commit(kafka, f"again-{policy}", f"again-{policy}", 10)
-    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"rewound"])
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"rewound"])
     assert row["lag_messages"] == 43
     assert row["reason"].startswith(b"went back by 37 messages")
 
@@ -517,7 +497,7 @@ def test_what_is_kept_depends_on_the_producers_clock(kafka: Kafka, opened: Calla
     producer = Producer({"bootstrap.servers": kafka.address})
     producer.produce("kept-behind", b"x", partition=0, timestamp=time.time_ns() // 1_000_000 - 3_600_000)
     assert producer.flush(20) == 0
-    (row,) = until(queue, lambda rows: rows["retention_left_s"][0] < 3601)
+    (row,) = until_rows(queue, lambda rows: rows["retention_left_s"][0] < 3601)
     assert row["lag_basis"] == TABLE.code("lag_basis", "history")
     assert row["lag_s"] < 600 * PATIENCE
     assert row["retention_left_s"] > 3000 - 600 * PATIENCE
@@ -549,11 +529,7 @@ def test_the_brokers_process_polls_it_and_its_log_stays_quiet(
     login = {"user": "other", "mechanism": "PLAIN", "password_variable": "TICKSCOPE_KAFKA_PASSWORD"}
     other = {"servers": f"127.0.0.1:{kafka.sasl}", "groups": ["pollers"], **login}
     brokers = BrokerPoller("kafka", (f"{kafka.address}?groups=pollers", "127.0.0.1:1", other), 0.2)
-    rows: list[Any] = []
-    end = time.monotonic() + 30 * PATIENCE
-    while len(rows) < 40 and time.monotonic() < end:
-        time.sleep(0.05)
-        rows += [row for batch in brokers.drain(boot_ns()) for row in batch.rows]
+    rows = until_drained(brokers, lambda rows: len(rows) >= 40)
     failures = brokers.failures()
     brokers.close()
     assert failures == {}
@@ -589,16 +565,16 @@ def test_a_login_with_the_least_rights(kafka: Kafka, tmp_path: Path) -> None:
         kafka.admin.create_acls([acl])[acl].result(20)
 
     allow(ResourceType.GROUP, "insiders", AclOperation.DESCRIBE)
-    rows = until(queue, lambda rows: b"on the group" not in rows["reason"][0])
+    rows = until_rows(queue, lambda rows: b"on the group" not in rows["reason"][0])
     assert (rows["destination"].tolist(), rows["status"].tolist()) != ([b"private"], [b"down"])
     allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE)
-    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [17])
+    (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [17])
     assert row["inexact_reason"].startswith(b"upper bound: may be compacted (no DescribeConfigs right)")
     allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE_CONFIGS)
     allow(ResourceType.TOPIC, "__transaction_state", AclOperation.DESCRIBE)
     queue.close()
     queue = login(kafka, user="tickscope", mechanism="PLAIN", password_file=str(password))
-    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [17])  # and no other group
+    (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [17])  # and no other group
     assert b"may be compacted" not in row["inexact_reason"]
     queue.close()
 
@@ -637,7 +613,7 @@ def test_a_stopped_a_dead_and_a_returned_broker(kafka: Kafka, opened: Callable[.
     assert one(queue)["lag_messages"] == 29
     kafka.process.send_signal(signal.SIGSTOP)
     try:
-        until(queue, lambda rows: rows["status"].tolist() == [b"down"], 0)  # it takes a moment to stop
+        until_rows(queue, lambda rows: rows["status"].tolist() == [b"down"], each_s=0)  # it takes a moment to stop
         for _ in range(3):
             row = one(queue)
             assert (row["status"], row["destination"], row["consumer_group"]) == (b"down", b"durable", b"patient")
@@ -646,14 +622,14 @@ def test_a_stopped_a_dead_and_a_returned_broker(kafka: Kafka, opened: Callable[.
             assert row["peer"].any()
     finally:
         kafka.process.send_signal(signal.SIGCONT)
-    until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
-    kafka.stop()
+    until_rows(queue, lambda rows: rows["status"].tolist() == [b"ok"])
+    kafka.end()
     try:
-        (row,) = until(queue, lambda rows: b"refused" in rows["reason"][0])
+        (row,) = until_rows(queue, lambda rows: b"refused" in rows["reason"][0])
         assert (row["status"], row["failure"]) == (b"down", TABLE.code("failure", "refused"))
     finally:
         kafka.start()
-    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"ok"])
     assert (row["lag_messages"], row["exact"]) == (29, row["exact"])
 
 
@@ -694,13 +670,9 @@ def test_a_server_that_is_no_kafka_is_down_in_time_and_delays_no_other_one(
     odd = Odd(say)
     brokers = BrokerPoller("kafka", (f"127.0.0.1:{odd.port}", f"{kafka.address}?groups=neighbours"), 0.2)
     (process,) = brokers.processes()
-    down: list[Any] = []
-    well: list[Any] = []
-    end = time.monotonic() + 30 * PATIENCE
-    while (len(down) < 5 or len(well) < 5) and time.monotonic() < end:
-        time.sleep(0.05)
-        for row in (row for batch in brokers.drain(boot_ns()) for row in batch.rows):
-            (well if row["destination"] == b"beside" else down).append(row)
+    beside = lambda rows: [row for row in rows if row["destination"] == b"beside"]  # noqa: E731
+    rows = until_drained(brokers, lambda rows: 5 <= len(beside(rows)) <= len(rows) - 5)
+    down, well = [row for row in rows if row["destination"] != b"beside"], beside(rows)
     (after,), failures = brokers.processes(), brokers.failures()
     status = Path(f"/proc/{process['pid']}/status").read_text()
     brokers.close()

@@ -16,9 +16,8 @@ from agent.common.clocks import boot_ns
 from agent.correlate.correlator import Correlator
 from agent.queues.packing import TABLE
 from agent.queues.poller_process import BrokerPoller
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
-from tests.servers.celery_pieces import wait
 from tests.servers.kafka_server import Kafka, fetched
 from tests.unit.correlate_scenarios import latest
 
@@ -39,12 +38,12 @@ def nodes(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             one.launch()
         for one in made:
             one.wait()
-        wait(lambda: len(made[0].admin.list_topics(timeout=5).brokers) == 3)
+        until(lambda: len(made[0].admin.list_topics(timeout=5).brokers) == 3)
         yield made
     finally:
         for one in made:
             if hasattr(one, "process"):
-                one.stop()
+                one.end()
 
 
 def produce(servers: str, counts: dict[int, int]) -> None:
@@ -91,7 +90,7 @@ def test_a_queue_keeps_its_identity_and_its_lag_when_its_leader_is_killed(nodes:
         return int.from_bytes(row["peer"].tobytes()[16:], "little")
 
     with closing(poller):
-        wait(lambda: lags(polled()) == truth)
+        until(lambda: lags(polled()) == truth)
         before = polled()
         stopped = next(node for node in nodes if node.plain == leader(before, b"1"))
 
@@ -110,12 +109,12 @@ def test_a_queue_keeps_its_identity_and_its_lag_when_its_leader_is_killed(nodes:
         before = polled()
         its = leader(before, b"0")
         killed = next(node for node in nodes if node.plain == its)
-        killed.stop()
-        after = wait(lambda: [*rows] if lags(rows := polled()) == truth and leader(rows, b"0") != its else [])
+        killed.end()
+        after = until(lambda: [*rows] if lags(rows := polled()) == truth and leader(rows, b"0") != its else [])
         assert leader(after, b"0") in {node.plain for node in nodes} - {its}
         produce(servers, {0: 7})
         truth[b"0"] += 7
-        wait(lambda: lags(polled()) == truth)
+        until(lambda: lags(polled()) == truth)
     # One queue for each partition all the time. What was not known had no lag, and none was wrong.
     names = {(row["cluster"], row["destination"], row["partition"], row["consumer_group"]) for row in seen}
     assert len(names) == len(WRITTEN)

@@ -16,7 +16,7 @@ from agent.queues.brokers.kafka import BROKER
 from agent.queues.kafka_tail import FIRST
 from agent.queues.packing import pack
 from agent.tables import TABLES
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.servers.kafka_server import USERS, Kafka, fetched
 from tests.servers.test_redis_order import uuid7
 from tests.unit.test_message_order import shuffled
@@ -28,7 +28,7 @@ TABLE = TABLES["message_order"]
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     server = Kafka(fetched(tmp_path_factory.mktemp("kafka-libraries")), tmp_path_factory.mktemp("kafka"))
     yield server
-    server.stop()
+    server.end()
 
 
 def create(kafka: Kafka, topic: str, partitions: int = 1) -> None:
@@ -82,11 +82,7 @@ class Polled:
         self.rows = np.concatenate([self.rows, np.frombuffer(pack(self.queue.order(), TABLE.name), TABLE.dtype)])
 
     def until(self, fits: Callable[[], Any]) -> None:
-        end = time.monotonic() + 40 * PATIENCE
-        while not fits():
-            assert time.monotonic() < end, (self.rows, self.lag)
-            time.sleep(0.1)
-            self.poll()
+        until(fits, 40, 0.1, why=lambda: (self.rows, self.lag), turn=self.poll)
 
     def sums(self, *names: str) -> list[int]:
         return [
@@ -108,7 +104,7 @@ def test_23_duplicates_and_7_swaps_among_10_007_records(kafka: Kafka, form: Any,
         produce(kafka, topic, range(10**6 + at, 10**6 + at + 100), 0, form)
         polled.poll()
         if at == 4500 and form is as_json:
-            kafka.stop()
+            kafka.end()
             polled.poll()
             assert polled.lag[0]["status"] == "down"
             kafka.start()

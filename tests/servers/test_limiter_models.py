@@ -201,10 +201,8 @@ def test_python_limits(name: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RespClient]:
     if not shutil.which("redis-server"):
         pytest.skip("needs redis-server")
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=30)
-    server.process.terminate()
-    server.process.wait()
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield RespClient(RedisUrl.parse(server.url), timeout_s=30)
 
 
 def asked(redis: RespClient, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

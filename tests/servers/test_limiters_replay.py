@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import make
+from agent.common.host import boot_id as this_boot
 from agent.common.resp import RedisUrl, RespClient
 from agent.demo.limiter_part import SCRIPT
 from agent.store.hot import HotStore
@@ -51,7 +51,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         pytest.skip("needs redis-server")
     here = tmp_path_factory.mktemp("replay")
     server = Redis(here)
-    redis = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=30)
+    redis = RespClient(RedisUrl.parse(server.url), timeout_s=30)
     rng = np.random.default_rng(7)
     t = 1_000 * S + np.cumsum(rng.exponential(S / PER_S, N)).astype(np.int64)
     jumps = [int(t[N * k // 4]) - 5 for k in (1, 2, 3)]
@@ -66,8 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
     stepped = decided(wall, "stepped")
     quiet = {at: decided(wall - size * (t >= at), f"without {at}") for at, size in zip(jumps, STEPS, strict=True)}
-    server.process.terminate()
-    server.process.wait()
+    server.end()
     hot = HotStore(here / "store", this_boot(), "host-a", seal_command=())
     offsets = [BASE, *(BASE + sum(STEPS[: k + 1]) for k in range(3))]
     hot.append(

@@ -11,28 +11,24 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agent.common.address import peer_bytes
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
-from agent.queues.judged import Judged
 from agent.queues.nats_report import time_ns
-from agent.queues.packing import TABLE, pack
+from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
 from agent.queues.timers import rule
-from tests.patience import PATIENCE
+from tests.patience import returned, until
 from tests.ports import free_ports
 from tests.releases import program, unpacked
 from tests.servers.nats import SECOND, Nats, NatsClient, client
+from tests.servers.polled import failed, poll, row_of, until_row, watched
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
-
-FAILURES = TABLE.by_name["failure"].names
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -57,25 +53,6 @@ def js(nats: Nats) -> Iterator[NatsClient]:
     connection.close()
 
 
-@contextmanager
-def watched(url: str | dict[str, str]) -> Iterator[Judged]:
-    (queue,) = BROKER.sources([url])
-    try:
-        yield queue
-    finally:
-        queue.close()
-
-
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def row_of(rows: np.ndarray, stream: str, consumer: str) -> Any:
-    found = rows[(rows["destination"] == stream.encode()) & (rows["consumer_group"] == consumer.encode())]
-    assert len(found) <= 1, rows
-    return found[0] if len(found) else None
-
-
 def now(queue: Queue, stream: str, consumer: str) -> Any:
     row = row_of(poll(queue), stream, consumer)
     assert row is not None
@@ -88,23 +65,6 @@ def gone(queue: Queue, stream: str, consumer: str) -> Any:
     return now(queue, stream, consumer)
 
 
-def until(
-    queue: Queue, stream: str, consumer: str, what: Callable[[Any], bool], limit_s: float = 30, every_s: float = 0.25
-) -> Any:
-    """The first row for which it is so."""
-    end = time.monotonic() + limit_s * PATIENCE
-    while True:
-        row = row_of(rows := poll(queue), stream, consumer)
-        if row is not None and what(row):
-            return row
-        assert time.monotonic() < end, rows
-        time.sleep(every_s)
-
-
-def failed(row: Any) -> str:
-    return FAILURES[row["failure"]] if row["failure"] >= 0 else ""
-
-
 def counts(row: Any) -> tuple[int, ...]:
     return tuple(int(row[name]) for name in ("lag_messages", "pending", "redelivered"))
 
@@ -112,7 +72,7 @@ def counts(row: Any) -> tuple[int, ...]:
 def test_waiting_delivered_redelivered_and_acknowledged_messages(nats: Nats, js: NatsClient) -> None:
     js.stream("orders", max_age=3600 * SECOND)
     js.consumer("orders", "bill", ack_wait=2 * SECOND)
-    with watched(nats.url) as queue:
+    with watched(BROKER, nats.url) as queue:
         row = now(queue, "orders", "bill")
         assert counts(row) == (0, 0, 0) and row["exact"] and row["lag_s"] == 0
         assert row["peer"].tobytes() == b"\0" * 10 + b"\xff\xff\x7f\0\0\x01" + nats.port.to_bytes(2, "little")
@@ -162,7 +122,7 @@ def test_an_age_is_between_the_bounds_that_the_script_knows(nats: Nats, js: Nats
             error = 0.01 if isnan(row["lag_error_s"]) else row["lag_error_s"]
             assert least - error <= row["lag_s"] <= most + error, (row, least, most)
 
-    with watched(nats.url) as queue:
+    with watched(BROKER, nats.url) as queue:
         for number in range(12):
             send("dated.rare" if number == 7 else "dated.often")
             before = time.monotonic()
@@ -177,7 +137,9 @@ def test_an_age_is_between_the_bounds_that_the_script_knows(nats: Nats, js: Nats
             row = now(queue, "dated", "all")
             check(row, number + 1, before, time.monotonic())
             assert row["lag_s"] > 0
-    with watched(nats.url) as queue:  # one that was not there when the messages came: the server's times are left
+    with watched(
+        BROKER, nats.url
+    ) as queue:  # one that was not there when the messages came: the server's times are left
         before = time.monotonic()
         row = now(queue, "dated", "all")
         check(row, 11, before, time.monotonic())
@@ -187,21 +149,22 @@ def test_an_age_is_between_the_bounds_that_the_script_knows(nats: Nats, js: Nats
 def test_growing_then_draining_then_idle(nats: Nats, js: NatsClient) -> None:
     js.stream("mails")
     js.consumer("mails", "smtp")
-    with watched(nats.url + "?streams=mails") as queue:
+    with watched(BROKER, nats.url + "?streams=mails") as queue:
         with client("publish", nats.port, "mails.a", 200):
             for message in js.pull("mails", "smtp", 3):  # reads a little, and far too little
                 js.acknowledge(message)
-            deadline = time.monotonic() + 30 * PATIENCE
-            while (row := now(queue, "mails", "smtp"))["status"] != b"lagging":
+
+            def lags(row: Any) -> bool:
                 js.acknowledge(*js.pull("mails", "smtp", 1))
-                assert time.monotonic() < deadline, row
-                time.sleep(0.25)
+                return bool(row["status"] == b"lagging")
+
+            row = until_row(queue, "mails", "smtp", lags)
             assert 150 < row["in_per_s"] < 250 and row["lag_messages"] > 300
         left = now(queue, "mails", "smtp")["lag_messages"]
         with client("publish", nats.port, "mails.a", 1), client("consume", nats.port, "mails", "smtp", 50):
-            row = until(queue, "mails", "smtp", lambda row: row["lag_messages"] < left)
-            until(queue, "mails", "smtp", lambda row: row["lag_messages"] == 0 and row["lag_s"] == 0)
-        row = until(queue, "mails", "smtp", lambda row: row["in_per_s"] == 0)
+            row = until_row(queue, "mails", "smtp", lambda row: row["lag_messages"] < left)
+            until_row(queue, "mails", "smtp", lambda row: row["lag_messages"] == 0 and row["lag_s"] == 0)
+        row = until_row(queue, "mails", "smtp", lambda row: row["in_per_s"] == 0)
         assert row["status"] == b"ok"
 
 
@@ -211,20 +174,22 @@ def test_a_stopped_consumer_and_one_that_nobody_uses(nats: Nats, js: NatsClient)
     js.consumer("stops", "unused")
     js.consumer("stops", "pushed", deliver_subject="to.nobody")
     with (
-        watched(nats.url) as queue,
+        watched(BROKER, nats.url) as queue,
         client("publish", nats.port, "stops.a", 60),
         client("consume", nats.port, "stops", "held", 5) as consumer,
     ):
-        until(queue, "stops", "held", lambda row: row["out_per_s"] > 30)
+        until_row(queue, "stops", "held", lambda row: row["out_per_s"] > 30)
         os.kill(consumer.pid, signal.SIGSTOP)
-        row = until(queue, "stops", "held", lambda row: row["status"] in (b"stopped", b"stalled"), 60)
+        row = until_row(queue, "stops", "held", lambda row: row["status"] in (b"stopped", b"stalled"), 60)
         assert 0 < row["pending"] <= 5 and row["lag_messages"] > 100 and row["out_per_s"] == 0
-        row = until(queue, "stops", "unused", lambda row: row["status"] == b"stopped")
+        row = until_row(queue, "stops", "unused", lambda row: row["status"] == b"stopped")
         assert b"no consumer asked" in row["reason"]
-        row = until(queue, "stops", "pushed", lambda row: row["status"] == b"stopped")
+        row = until_row(queue, "stops", "pushed", lambda row: row["status"] == b"stopped")
         assert row["consumers"] == 0 and b"no consumer for" in row["reason"]
         os.kill(consumer.pid, signal.SIGCONT)
-        until(queue, "stops", "held", lambda row: row["status"] in (b"ok", b"draining") and row["lag_messages"] < 100)
+        until_row(
+            queue, "stops", "held", lambda row: row["status"] in (b"ok", b"draining") and row["lag_messages"] < 100
+        )
 
 
 def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) -> None:
@@ -232,7 +197,7 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
     js.consumer("short", "late")
     js.consumer("short", "few", filter_subject="short.few")
     js.consumer("short", "never")
-    with watched(nats.url) as queue:
+    with watched(BROKER, nats.url) as queue:
         js.fill("short.a", 11)
         assert now(queue, "short", "late")["removed"] == 0
         js.acknowledge(*js.pull("short", "late", 3))
@@ -249,12 +214,12 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
         taken = js.pull("short", "late", 2)
         before = now(queue, "short", "late")
         js.api("STREAM.PURGE.short", {"keep": 7})
-        row = until(queue, "short", "late", lambda row: row["lag_messages"] == 7)
+        row = until_row(queue, "short", "late", lambda row: row["lag_messages"] == 7)
         # Those that were pending may be among them, but none that was not delivered.
         assert row["out_per_s"] * (row["t_ns"] - before["t_ns"]) / SECOND < 2.01
         js.acknowledge(*taken)
         js.api("STREAM.PURGE.short")
-        row = until(queue, "short", "late", lambda row: row["lag_messages"] == 0)
+        row = until_row(queue, "short", "late", lambda row: row["lag_messages"] == 0)
         assert counts(row) == (0, 0, 0)
         assert row["inexact_reason"].startswith(b"56 messages were deleted before they were delivered")
         assert row["removed"] == 56
@@ -276,7 +241,7 @@ def test_messages_that_were_delivered_or_that_a_consumer_is_not_to_get_are_not_r
     for name, policy in (("all", "all"), ("new", "new"), ("newest", "last")):
         js.consumer("kept", name, deliver_policy=policy)
     js.consumer("values", "all")
-    with watched(nats.url) as queue:
+    with watched(BROKER, nats.url) as queue:
         for _ in range(5):
             for name in ("all", "new", "newest"):
                 js.pull("kept", name, 20, 0.2)
@@ -291,17 +256,17 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
     began = time.monotonic()
     js.stream("work", retention="workqueue")
     js.fill("work.a", 13)
-    with watched(nats.url + "?streams=wor*,ful*,none") as queue:
+    with watched(BROKER, nats.url + "?streams=wor*,ful*,none") as queue:
         row = now(queue, "work", "")
         assert (row["lag_messages"], row["consumers"], row["exact"]) == (13, 0, 1)
         assert 0 < row["oldest_undelivered_s"] < time.monotonic() - began
-        nats.stop()
+        nats.pause()
         try:
             (row,) = poll(queue)
         finally:
             nats.signal(signal.SIGCONT)
         assert (row["destination"], row["status"], row["consumer_group"]) == (b"work", b"down", b"")
-        until(queue, "work", "", lambda row: row["status"] != b"down")
+        until_row(queue, "work", "", lambda row: row["status"] != b"down")
         js.consumer("work", "hands")
         js.acknowledge(*js.pull("work", "hands", 5))
         assert counts(now(queue, "work", "hands")) == (8, 0, 0)
@@ -318,7 +283,7 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
             assert len(js.pull("full", "tries", 3)) == 3
             time.sleep(0.3)
         assert len(js.pull("full", "tries", 1)) == 1  # the fourth message
-        row = until(queue, "full", "tries", lambda row: row["pending"] == 1)
+        row = until_row(queue, "full", "tries", lambda row: row["pending"] == 1)
         assert row["inexact_reason"].startswith(b"at least 2 messages reached max_deliver")
         assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
         js.api("CONSUMER.DELETE.work.hands")
@@ -337,7 +302,7 @@ def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
     js.pull("aged", "often", 5)
     js.stream("kept", duplicate_window=SECOND)
     js.put("kept.a", b"one")
-    with watched(nats.url) as queue:
+    with watched(BROKER, nats.url) as queue:
 
         def timers() -> dict[tuple[str, str, str], dict[str, Any]]:
             queue.poll()
@@ -359,13 +324,10 @@ def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
             row = found["aged", name, "redelivery"]
             known = measured["aged", name, "redelivery"]
             assert row["consequence"].startswith(why if known else f"not measured for nats {row['version']}"), row
-        end = time.monotonic() + 30 * PATIENCE
-        while ("kept", "", "dedup") in timers():  # until its window has ended
-            assert time.monotonic() < end
+        until(lambda: ("kept", "", "dedup") not in timers())  # its window has ended
         js.api("STREAM.PURGE.aged")
-        while timers().keys() - {("aged", "", "dedup")}:  # of messages that are pending and deleted
-            js.pull("aged", "once", 1, 0.2)
-            assert time.monotonic() < end, timers()
+        # the other messages are pending and deleted
+        until(lambda: timers().keys() <= {("aged", "", "dedup")}, turn=lambda: js.pull("aged", "once", 1, 0.2))
 
 
 def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
@@ -376,21 +338,21 @@ def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
     js.consumer("lasts", "one")
     js.fill("lasts.a", 5)
     js.acknowledge(*js.pull("lasts", "one", 2))
-    with watched(nats.url + "?streams=lasts") as queue:
+    with watched(BROKER, nats.url + "?streams=lasts") as queue:
         assert counts(now(queue, "lasts", "one")) == (3, 0, 0)
-        nats.stop()
+        nats.pause()
         try:
             (row,) = poll(queue)
         finally:
             nats.signal(signal.SIGCONT)
         assert (row["status"], row["consumer_group"], failed(row)) == (b"down", b"one", "no_answer")
         assert row["poll_ns"] >= TIMEOUT_S * SECOND
-        assert counts(until(queue, "lasts", "one", lambda row: row["status"] != b"down")) == (3, 0, 0)
+        assert counts(until_row(queue, "lasts", "one", lambda row: row["status"] != b"down")) == (3, 0, 0)
         nats.end()
-        row = until(queue, "lasts", "one", lambda row: failed(row) == "refused")
+        row = until_row(queue, "lasts", "one", lambda row: failed(row) == "refused")
         assert row["status"] == b"down" and row["lag_messages"] < 0
         nats.start(wait=False)
-        row = until(queue, "lasts", "one", lambda row: row["status"] != b"down", every_s=0)  # none that is gone
+        row = until_row(queue, "lasts", "one", lambda row: row["status"] != b"down", each_s=0)  # none that is gone
         nats.wait()
         js = nats.client()
         truth = js.api("CONSUMER.INFO.lasts.one")  # a killed server may have forgotten the last acknowledgements
@@ -402,16 +364,12 @@ def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
 
 
 def _once_there_is_a_leader(server: Nats, what: Callable[[NatsClient], object]) -> NatsClient:
-    end = time.monotonic() + 120 * PATIENCE
-    while True:
-        try:
-            js = server.client()
-            what(js)
-        except (AssertionError, OSError):
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        else:
-            return js
+    def client() -> NatsClient:
+        js = server.client()
+        what(js)
+        return js
+
+    return returned(client, (AssertionError, OSError), 120)
 
 
 def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) -> None:
@@ -430,23 +388,17 @@ def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) ->
         js.acknowledge(*js.pull("spread", "one", 6))
         js.close()
         queues = [BROKER.sources([server.url])[0] for server in servers]
-        end = time.monotonic() + 60 * PATIENCE
 
-        def rows() -> list[tuple[int, Any]]:
+        def reported() -> list[tuple[int, Any]]:
+            """Empty if it is not one server alone that does."""
             found = [(number, row_of(poll(queue), "spread", "one")) for number, queue in enumerate(queues)]
-            return [(number, row) for number, row in found if row is not None and row["status"] == b"ok"]
+            well = [(number, row) for number, row in found if row is not None and row["status"] == b"ok"]
+            return well if len(well) == 1 and counts(well[0][1]) == (13, 0, 0) else []
 
-        def reported() -> tuple[int, Any]:
-            while len(found := rows()) != 1 or counts(found[0][1]) != (13, 0, 0):
-                assert time.monotonic() < end, found
-                time.sleep(0.2)
-            return found[0]
-
-        leader, row = reported()
+        ((leader, row),) = until(reported, 60, 0.2)
         assert row["cluster"] == b"shop"
         servers[leader].end()
-        end = time.monotonic() + 60 * PATIENCE
-        other, row = reported()
+        ((other, row),) = until(reported, 60, 0.2)
         assert other != leader and row["cluster"] == b"shop"
         down = poll(queues[leader])  # the server is, but not the queue
         assert [(one["status"], one["destination"]) for one in down] == [(b"down", b"")]
@@ -454,13 +406,12 @@ def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) ->
         # One without an answer may have deleted it.
         delete = lambda js: js.api("STREAM.NAMES")["streams"] and js.api("STREAM.DELETE.spread")  # noqa: E731
         _once_there_is_a_leader(servers[other], delete).close()
-        end = time.monotonic() + 60 * PATIENCE
-        while True:
+
+        def reasons() -> list[tuple[int, bytes]]:
             found = [(n, row_of(poll(queue), "spread", "one")) for n, queue in enumerate(queues) if n != leader]
-            reasons = [(n, row["reason"].partition(b";")[0]) for n, row in found if row is not None]
-            if reasons == [(other, b"the stream was deleted")]:
-                break
-            assert time.monotonic() < end, reasons
+            return [(n, row["reason"].partition(b";")[0]) for n, row in found if row is not None]
+
+        until(lambda: reasons() == [(other, b"the stream was deleted")], 60, why=reasons)
         for queue in queues:
             queue.close()
     finally:
@@ -478,7 +429,7 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
     try:
         for authority, failure in (("ours", ""), ("theirs", "unreachable")):
             section = {"url": server.url, "ca_file": f"{tmp_path}/{authority}.pem"}
-            with watched(section) as queue:
+            with watched(BROKER, section) as queue:
                 (row,) = poll(queue)
                 assert (row["status"], failed(row)) == (b"down" if failure else b"ok", failure), row
                 assert not failure or b"certificate" in row["reason"].lower()
@@ -487,10 +438,10 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
     server.config.write_text(f"listen: 127.0.0.1:{server.port}\nhttp: 127.0.0.1:{server.monitoring}\n")
     server.start()
     try:
-        with watched(f"http://127.0.0.1:{server.monitoring}") as queue:
+        with watched(BROKER, f"http://127.0.0.1:{server.monitoring}") as queue:
             (row,) = poll(queue)
             assert (row["status"], row["reason"]) == (b"ok", b"JetStream is not enabled")
-        with watched(f"https://127.0.0.1:{server.monitoring}") as queue:
+        with watched(BROKER, f"https://127.0.0.1:{server.monitoring}") as queue:
             assert poll(queue)[0]["reason"].endswith(b"the server speaks no TLS at this port")
     finally:
         server.end()
@@ -511,7 +462,7 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     say: Callable[[Any], None], failure: str, words: str
 ) -> None:
     server = Odd(say)
-    with watched(f"http://guest:secret@127.0.0.1:{server.port}") as queue:
+    with watched(BROKER, f"http://guest:secret@127.0.0.1:{server.port}") as queue:
         (row,) = poll(queue)
     server.close()
     assert (row["status"], failed(row)) == (b"down", failure), row["reason"]

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +21,7 @@ from agent.clock.notices import NoticeSource
 from agent.clock.settings import HookSettings
 from agent.clock.subscribers import Subscribers
 from tests.lab import sockets
+from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("own_clock")
 
@@ -53,11 +53,8 @@ class Rig:
         self.subscribers.send_notice({"v": 1, "kind": "step", "size_ns": -self.listed}, 10**12 + self.listed)
 
     def wait(self, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        end = time.monotonic() + 30
-        while not enough(state := self.source.state()):
-            assert time.monotonic() < end, state
-            time.sleep(0.02)
-        return state
+        until(lambda: enough(self.source.state()), why=self.source.state)
+        return self.source.state()
 
     def counts(self, **wanted: int) -> dict[str, Any]:
         return dict(self.wait(lambda s: all(s["hooks"]["exec"][k] >= v for k, v in wanted.items()))["hooks"]["exec"])
@@ -174,10 +171,7 @@ def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookSettings], 
     made.step()
     made.wait(lambda _: bool(processes("sleep 9967")))
     made.source.close()
-    end = time.monotonic() + 20
-    while processes("sleep 9967"):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not processes("sleep 9967"))
 
 
 def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookSettings], Rig], place: Path) -> None:
@@ -198,26 +192,11 @@ def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookSettings
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
         threading.Thread(target=web.serve_forever).start()
         redis = subprocess.Popen(
-            [
-                "redis-server",
-                "--port",
-                "0",
-                "--unixsocket",
-                path,
-                "--unixsocketperm",
-                "777",
-                "--save",
-                "",
-                "--dir",
-                place,
-            ],
+            ["redis-server", *f"--port 0 --unixsocket {path} --unixsocketperm 777 --dir {place} --save".split(), ""],
             stdout=subprocess.DEVNULL,
         )
         try:
-            end = time.monotonic() + 20
-            while subprocess.run(["redis-cli", "-s", path, "ping"], capture_output=True).stdout != b"PONG\n":
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            until(lambda: subprocess.run(["redis-cli", "-s", path, "ping"], capture_output=True).stdout == b"PONG\n")
             listener = subprocess.Popen(
                 ["redis-cli", "-s", path, "subscribe", "tickscope:clock"], stdout=subprocess.PIPE, text=True
             )

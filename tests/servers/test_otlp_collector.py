@@ -5,7 +5,6 @@ JSON.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
+from tests.patience import listening, until
 from tests.ports import free_port
 from tests.servers.otlp_load import (
     BOOT_ID,
@@ -28,7 +28,6 @@ from tests.servers.otlp_load import (
     boot_ns,
     exporter,
     spans_only,
-    until,
     workload,
 )
 
@@ -97,16 +96,11 @@ def running(binary: str, folder: Path, ports: tuple[int, int] | None = None) -> 
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([binary, "--config", str(folder / "config.yaml")], stdout=log, stderr=log)
     try:
-        until(lambda: _listens(http) and _listens(grpc), f"the collector listens, see {folder / 'log'}")
+        listening(http, grpc, process=process, log=folder / "log")
         yield collector
     finally:
         process.terminate()
         process.wait(20)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -125,13 +119,12 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
             sink.offer(batch)
         until(
             lambda: len(collector.spans()) >= SPANS and bool(collector.metrics("tickscope.tcp.rtt")),
-            "spans and metrics in the file",
         )
         finding = make(
             "finding", 1, t_ns=boot_ns(), finding_id=b"open", state=0, severity=1, sentence=b"it goes on", cause=b"tls"
         )
         sink.offer(finding)
-        until(lambda: bool(collector.records()), "the record of a finding that is open")
+        until(lambda: bool(collector.records()))
         ((record,),) = [collector.records()]
         assert (record["body"], record["severityText"]) == ({"stringValue": "it goes on"}, "WARN")
         sink.close()
@@ -165,14 +158,14 @@ def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_pat
         f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", protocol=protocol, timeout_s=1
     )
     sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
-    until(lambda: sink.state()["state"] != "ok", "seeing that nobody listens")
+    until(lambda: sink.state()["state"] != "ok")
     (tmp_path / "one").mkdir()
     with running(binary, tmp_path / "one", ports) as first:
-        until(lambda: len(first.spans()) == 19, "the spans that waited", within_s=90)
+        until(lambda: len(first.spans()) == 19, 90)
     sink.offer(make("clock_change", 23, t_ns=boot_ns(), kind=0))
     (tmp_path / "two").mkdir()
     with running(binary, tmp_path / "two", ports) as second:
-        until(lambda: len(second.spans()) == 23, "the spans of the time without a collector", within_s=90)
+        until(lambda: len(second.spans()) == 23, 90)
         sink.close()  # its last points need a collector too
     assert sink.state()["sent_spans"] == 19 + 23
     assert sink.losses() == dict.fromkeys(sink.losses(), 0)

@@ -16,7 +16,8 @@ from exporters.otlp_settings import Endpoint
 from exporters.send import HttpSender
 from exporters.transport import MAX_BODY_BYTES
 from tests.hostile import Answers, endless, peak, reset_peak, serving
-from tests.servers.otlp_load import boot_ns, exporter, until
+from tests.patience import until
+from tests.servers.otlp_load import boot_ns, exporter
 from tests.servers.strict_receiver import Answer, StrictReceiver
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"
@@ -73,6 +74,6 @@ def test_a_collector_cannot_ask_for_a_pause_without_end() -> None:
         receiver.answers.append(Answer(status=429, retry_after="1e12"))
         sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), timeout_s=0.5)
         sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["state"] == "retrying", "the pause")
+        until(lambda: sink.state()["state"] == "retrying")
         assert sink._lanes["traces"].not_before <= time.monotonic() + MAX_RETRY_AFTER_S
         sink.close()

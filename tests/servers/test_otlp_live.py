@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.otlp_load import until
+from tests.patience import until
 from tests.servers.strict_receiver import Span, StrictReceiver
 from tests.system.agent import Agent
 
@@ -103,7 +103,7 @@ def test_children_lie_inside_their_decisions(agent: Agent, receiver: StrictRecei
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(certs), str(agent.run_dir / "intake.seq.sock")], stdin=subprocess.PIPE
     ) as program:
-        until(lambda: len(children(receiver)) >= 1009, "children", 60)
+        until(lambda: len(children(receiver)) >= 1009, 60)
         program.communicate()
     assert agent.stop() == 130
     found = children(receiver)

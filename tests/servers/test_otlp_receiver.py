@@ -23,6 +23,8 @@ from exporters.aggregate import MetricStore
 from exporters.metric import OTHER
 from exporters.otlp import OtlpExporter
 from exporters.points import PointEncoder
+from tests.patience import until
+from tests.ports import free_port
 from tests.servers.otlp_load import (
     CALLS,
     CHANGES,
@@ -34,7 +36,6 @@ from tests.servers.otlp_load import (
     boot_ns,
     exporter,
     spans_only,
-    until,
     workload,
 )
 from tests.servers.strict_receiver import Answer, StrictReceiver, attributes
@@ -73,7 +74,7 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
     sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
     started.append(sink)
     _feed(sink, store)
-    until(lambda: len(receiver.spans) >= SPANS and len(receiver.metrics) > 0, "all spans")
+    until(lambda: len(receiver.spans) >= SPANS and len(receiver.metrics) > 0)
     sink.close()
     assert receiver.violations == []
     names = [s.name for s in receiver.spans]
@@ -110,7 +111,7 @@ def test_kernel_buckets_become_histogram_points(
     sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
     started.append(sink)
     _feed(sink, store)
-    until(lambda: any(m.name == "tickscope.tcp.rtt" for m in receiver.metrics), "the RTT histogram")
+    until(lambda: any(m.name == "tickscope.tcp.rtt" for m in receiver.metrics))
     point = next(m for m in receiver.metrics if m.name == "tickscope.tcp.rtt").histogram.data_points[0]
     counted = {bound: n for bound, n in zip(point.explicit_bounds, point.bucket_counts, strict=False) if n}
     assert counted == {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS}
@@ -150,7 +151,7 @@ def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, 
             p.as_int for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets" for p in m.sum.data_points
         )
 
-    until(lambda: total() == 37, "37 resets")
+    until(lambda: total() == 37)
     sink.close()
     assert total() == 37
     assert receiver.violations == []
@@ -158,7 +159,7 @@ def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, 
 
 def _another_request(receiver: StrictReceiver) -> None:
     before = receiver.requests
-    until(lambda: receiver.requests > before, "another request")
+    until(lambda: receiver.requests > before)
 
 
 def test_partial_success_is_read_and_counted(
@@ -168,7 +169,7 @@ def test_partial_success_is_read_and_counted(
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
-    until(lambda: sink.state()["rejected"] == 5, "the rejection")
+    until(lambda: sink.state()["rejected"] == 5)
     state = sink.state()
     assert (state["sent_spans"], state["last_error"]) == (6, "five too many")
     assert sink.losses()["rejected"] == 5
@@ -181,9 +182,9 @@ def test_a_refused_request_is_counted_and_not_repeated(
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 13, t_ns=boot_ns(), kind=0))
-    until(lambda: sink.losses()["rejected"] == 13, "the refusal")
+    until(lambda: sink.losses()["rejected"] == 13)
     sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
-    until(lambda: len(receiver.spans) == 3, "the next request")
+    until(lambda: len(receiver.spans) == 3)
     assert receiver.requests == 2
 
 
@@ -194,7 +195,7 @@ def test_an_unavailable_receiver_gets_the_same_spans_later(
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 17, t_ns=boot_ns(), kind=0))
-    until(lambda: len(receiver.spans) == 17, "the spans")
+    until(lambda: len(receiver.spans) == 17)
     assert receiver.requests == 3
     assert sink.losses() == dict.fromkeys(sink.losses(), 0)
 
@@ -214,7 +215,7 @@ def test_a_decision_joins_the_trace_of_its_request(
             span_id=[b"b7ad6b7169203331", b"x"],
         )
     )
-    until(lambda: len(receiver.spans) == 2, "both")
+    until(lambda: len(receiver.spans) == 2)
     known, own = receiver.spans
     assert (known.trace_id.hex(), known.parent_span_id.hex()) == (
         "0af7651916cd43dd8448eb211c80319c",
@@ -228,7 +229,7 @@ def test_headers_and_compression(started: list[OtlpExporter]) -> None:
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", headers="x-key=a%20b", compression="gzip")
         started.append(sink)
         sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
-        until(lambda: len(receiver.spans) == 1, "a compressed span")
+        until(lambda: len(receiver.spans) == 1)
         assert (receiver.headers[0]["x-key"], receiver.headers[0]["content-encoding"]) == ("a b", "gzip")
 
 
@@ -239,7 +240,7 @@ def test_retry_after_is_honoured(started: list[OtlpExporter]) -> None:
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", timeout_s=0.5)
         started.append(sink)
         sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["state"] == "retrying", "the pause")
+        until(lambda: sink.state()["state"] == "retrying")
         assert sink._lanes["traces"].not_before > time.monotonic() + 3000
         assert receiver.requests == 1
 
@@ -255,7 +256,7 @@ def test_odd_answers_are_accounted_for(answer: Answer, started: list[OtlpExporte
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", timeout_s=3)
         started.append(sink)
         sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
+        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7)  # type: ignore[operator]
         if not answer.drop:
             assert sink.state()["last_error"]
         assert sink.losses()["rejected"] == (0 if answer.drop else 7)
@@ -299,7 +300,7 @@ def test_only_an_otlp_response_reports_that_spans_arrived(
         sink = spans_only(f"http://127.0.0.1:{receiver.port}")
         started.append(sink)
         sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
+        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7)  # type: ignore[operator]
         state = sink.state()
         assert (state["sent_spans"], sink.losses()["rejected"]) == (7 - rejected, rejected)
         assert ("is not an OTLP response" in str(state["last_error"])) == (rejected == 7)
@@ -314,19 +315,18 @@ def test_a_web_server_that_answers_everybody_is_no_collector(started: list[OtlpE
         sink = exporter(f"http://127.0.0.1:{receiver.port}", store, interval_s=0.1)
         started.append(sink)
         sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["state"] == "down" and sink.losses()["rejected"] >= 52, "being down")
+        until(lambda: sink.state()["state"] == "down" and sink.losses()["rejected"] >= 52)
         state = sink.state()
         assert (state["sent_spans"], state["sent_points"]) == (0, 0)
         assert "text/html" in str(state["last_error"])
         assert str(state["remedy"]).startswith("check the endpoint")
         receiver.answers.clear()
-        until(lambda: sink.state()["state"] == "ok", "a collector in its place")
+        until(lambda: sink.state()["state"] == "ok")
 
 
 def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: list[OtlpExporter]) -> None:
     """Memory stays bounded, what is dropped is counted, and what is left arrives when the collector comes."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     bound = 1 << 20
     sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, max_queue_bytes=bound)
     started.append(sink)
@@ -335,11 +335,11 @@ def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: li
         sink.offer(make("clock_change", 101, t_ns=boot_ns() - np.arange(101), kind=0))
         offered += 101
         assert sink._backlog.bytes <= bound
-    until(lambda: sink.state()["state"] == "down", "giving up hope")
+    until(lambda: sink.state()["state"] == "down")
     assert sink.state()["remedy"]
     assert sink.losses()["queue_full"] > 0
     with StrictReceiver(port, grpc=protocol == "grpc") as receiver:
-        until(lambda: len(receiver.spans) == offered - sink.losses()["queue_full"], "all that was kept", within_s=90)
+        until(lambda: len(receiver.spans) == offered - sink.losses()["queue_full"], 90)
         assert receiver.violations == []
 
 
@@ -357,7 +357,7 @@ def test_a_hanging_collector_does_not_hold_up_the_shutdown(protocol: str) -> Non
 def _close_while_hanging(port: int, protocol: str) -> None:
     sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, timeout_s=60)
     sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
-    until(lambda: sink._lanes.get("traces") is not None and sink._lanes["traces"].request is not None, "the request")
+    until(lambda: sink._lanes.get("traces") is not None and sink._lanes["traces"].request is not None)
     closer = threading.Thread(target=sink.close)
     closer.start()
     closer.join(15)
@@ -366,14 +366,13 @@ def _close_while_hanging(port: int, protocol: str) -> None:
 
 
 def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, started: list[OtlpExporter]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     store = MetricStore()
     store.offer(make("tcp_reset", 7, t_ns=boot_ns(), comm=[b"a", b"b"] * 3 + [b"b"]))
     sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, timeout_s=1, interval_s=0.2)
     started.append(sink)
     sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
-    until(lambda: bool(sink._lanes) and all(sink._lanes[s].request for s in ("traces", "metrics")), "both requests")
+    until(lambda: bool(sink._lanes) and all(sink._lanes[s].request for s in ("traces", "metrics")))
     sink.close()
     points = PointEncoder("cumulative", lambda t: t, 0).encode(store.collect(), boot_ns())[1]
     assert sink.losses() == {"queue_full": 0, "shutdown": 50 + points, "rejected": 0, "too_large": 0}
@@ -386,11 +385,11 @@ def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc")
         started.append(sink)
         sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["sent_spans"] == 3, "the first")
+        until(lambda: sink.state()["sent_spans"] == 3)
         first = sink.pids()[0]
         os.kill(first, 9)
         sink.offer(make("clock_change", 5, t_ns=boot_ns(), kind=0))
-        until(lambda: len(receiver.spans) == 8, "the rest")
+        until(lambda: len(receiver.spans) == 8)
         second = sink.pids()[0]
         assert second != first
         sink.close()
@@ -404,10 +403,10 @@ def test_ctrl_c_is_the_agent_s_to_answer_and_the_last_batch_still_goes(started: 
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc")
         started.append(sink)
         sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
-        until(lambda: bool(sink.pids()), "its process")
+        until(lambda: bool(sink.pids()))
         pid = sink.pids()[0]
         os.kill(pid, signal.SIGINT)  # it still imports
-        until(lambda: len(receiver.spans) == 3, "the first")
+        until(lambda: len(receiver.spans) == 3)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
         time.sleep(0.2)
@@ -439,10 +438,10 @@ def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(
     started.append(sink)
     for _ in range(3):
         sink.offer(_finding("open", now))  # type: ignore[arg-type]
-    until(lambda: len(receiver.logs) == 1, "the record")
+    until(lambda: len(receiver.logs) == 1)
     assert receiver.spans == []
     sink.offer(_finding("closed", now))  # type: ignore[arg-type]
-    until(lambda: len(receiver.spans) == 1, "the span")
+    until(lambda: len(receiver.spans) == 1)
     assert receiver.logs[0].span_id == receiver.spans[0].span_id
     assert (len(receiver.logs), sink.state()["sent_logs"], receiver.violations) == (1, 1, [])
 
@@ -456,9 +455,9 @@ def test_a_collector_without_logs_is_asked_once_and_nothing_is_lost(
         sink, now = spans_only(f"http://127.0.0.1:{receiver.port}"), boot_ns()
         started.append(sink)
         sink.offer(_finding("open", now))  # type: ignore[arg-type]
-        until(lambda: "logs" in sink.state(), "the refusal")
+        until(lambda: "logs" in sink.state())
         sink.offer(_finding("closed", now))  # type: ignore[arg-type]
-        until(lambda: len(receiver.spans) == 1, "the span")
+        until(lambda: len(receiver.spans) == 1)
         state = sink.state()
         assert (state["state"], state["rejected"], receiver.requests) == ("ok", 0, 2)
         assert str(answer.status) in str(state["logs"])
@@ -486,7 +485,7 @@ def test_what_is_too_large_for_the_collector_is_sent_in_parts(kind: str, started
             metrics = [m for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets.by_process"]
             return len({str(p.attributes) for m in metrics for p in m.sum.data_points})
 
-        until(lambda: len(receiver.spans) >= 1009 and points() >= 300, "all spans and points")
+        until(lambda: len(receiver.spans) >= 1009 and points() >= 300)
         state = sink.state()
         assert (len(receiver.spans), state["sent_spans"], receiver.violations) == (1009, 1009, [])
         assert sink.losses() == dict.fromkeys(sink.losses(), 0)
@@ -498,9 +497,7 @@ def test_what_is_too_large_for_a_proxy_before_a_grpc_collector_is_sent_in_parts(
     started: list[OtlpExporter], tmp_path: Path
 ) -> None:
     """nginx answers by HTTP, with 413."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with StrictReceiver(grpc=True) as receiver:
         (tmp_path / "nginx.conf").write_text(
             f"""daemon off; pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}}
@@ -512,7 +509,7 @@ def test_what_is_too_large_for_a_proxy_before_a_grpc_collector_is_sent_in_parts(
                 sink = spans_only(f"http://127.0.0.1:{port}", protocol="grpc")
                 started.append(sink)
                 sink.offer(make("clock_change", 1009, t_ns=boot_ns(), kind=0))
-                until(lambda: len(receiver.spans) >= 1009, "all spans")
+                until(lambda: len(receiver.spans) >= 1009)
                 assert sink.losses() == dict.fromkeys(sink.losses(), 0)
             finally:
                 nginx.terminate()
@@ -524,7 +521,7 @@ def test_one_span_that_is_too_large_is_lost_and_the_remedy_is_the_limit(kind: st
         sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc" if kind == "grpc" else "http/protobuf")
         started.append(sink)
         sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.losses()["too_large"] == 3, "the loss")
+        until(lambda: sink.losses()["too_large"] == 3)
         state = sink.state()
         assert (state["rejected"], state["dropped"], state["sent_spans"]) == (0, 3, 0)
         assert str(state["last_error"]).startswith("one item alone is larger than the collector takes")
@@ -540,10 +537,10 @@ def test_each_signal_has_its_own_last_error(started: list[OtlpExporter]) -> None
         sink = exporter(f"http://127.0.0.1:{receiver.port}", store)
         started.append(sink)
         sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
-        until(lambda: sink.state()["rejected"] == 5, "the rejection")
+        until(lambda: sink.state()["rejected"] == 5)
         receiver.answers.append(Answer(status=403))
         store.offer(make("tcp_reset", 1, t_ns=boot_ns(), direction=0))
-        until(lambda: "metrics" in sink.state()["errors"], "the refusal")  # type: ignore[operator]
+        until(lambda: "metrics" in sink.state()["errors"])  # type: ignore[operator]
         state = sink.state()
         assert state["last_error"] == "HTTP 403 Forbidden"
         errors: Any = state["errors"]

@@ -22,14 +22,15 @@ PROGRAM = """
 import json, sys
 from importlib.metadata import version
 from exporters.aggregate import MetricStore
-from tests.servers.otlp_load import SPANS, boot_ns, exporter, until, workload
+from tests.patience import until
+from tests.servers.otlp_load import SPANS, boot_ns, exporter, workload
 port, protocol = sys.argv[1:]
 store = MetricStore()
 sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, compression="gzip", interval_s=3600)
 for batch in workload(boot_ns()):
     store.offer(batch)
     sink.offer(batch)
-until(lambda: sum(sink.state()[k] for k in ("sent_spans", "rejected")) == SPANS, "all spans")
+until(lambda: sum(sink.state()[k] for k in ("sent_spans", "rejected")) == SPANS)
 sink.close()
 import google.protobuf, opentelemetry.proto.trace.v1.trace_pb2 as messages
 files = [google.protobuf.__file__, messages.__file__]

@@ -14,7 +14,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg2
 import pytest
 
@@ -23,17 +22,16 @@ from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEO
 from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
-from agent.queues.packing import pack
 from agent.queues.postgresql_client import _down
 from agent.queues.postgresql_wal import WalReaders
-from agent.queues.queue import Queue, Row
-from tests.patience import PATIENCE
+from agent.queues.queue import Row
+from tests.patience import PATIENCE, until
+from tests.servers.polled import failed, poll, row_of
 from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
 from tests.servers.rabbitmq import release_root
 from tests.servers.test_rabbitmq import Odd
 
 S = 10**9
-FAILURES = QUEUE_LAG.by_name["failure"].names
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -61,24 +59,6 @@ def postgres(running: Postgres) -> Postgres:
 def source(server: Postgres, **more: Any) -> Judged:
     (queue,) = BROKER.sources([{"url": server.url, "query": QUERY, **more}])
     return queue
-
-
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), QUEUE_LAG.dtype)
-
-
-def row_of(rows: np.ndarray, name: str, group: str = "") -> Any:
-    found = rows[(rows["destination"] == name.encode()) & (rows["consumer_group"] == group.encode())]
-    assert len(found) == 1, rows
-    return found[0]
-
-
-def until(what: Callable[[], Any], limit_s: float = 40) -> Any:
-    end = time.monotonic() + limit_s * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.3)
-    return found
 
 
 def add(server: Postgres, n: int, **values: str) -> None:
@@ -273,7 +253,7 @@ def test_nothing_is_locked_between_polls_and_a_locked_table_costs_only_its_queue
             f"a table of the query is locked for over {LOCK_MS} ms (ACCESS EXCLUSIVE): see pg_locks".encode(),
         )
         assert row_of(rows, "wal", "site")["consumers"] == 0
-        assert FAILURES[row["failure"]] == "other"
+        assert failed(row) == "other"
     row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 5 and row)
     assert row["status"] == b"ok"
     assert len(postgres.do(f"SELECT 1 {about}")) == 1
@@ -555,7 +535,7 @@ def test_least_rights(postgres: Postgres) -> None:
     rows = poll(queue)
     assert row_of(rows, "wal", "site")["consumers"] == 0
     (problem,) = rows[rows["destination"] == b""]
-    assert (FAILURES[problem["failure"]], problem["reason"]) == (
+    assert (failed(problem), problem["reason"]) == (
         "permission",
         b"permission denied for table jobs: GRANT SELECT to this role",
     )
@@ -583,18 +563,18 @@ def test_a_stopped_a_dead_and_a_returned_server(postgres: Postgres) -> None:
         row = row_of(poll(queue), "mail")
     finally:
         postgres.signal(signal.SIGCONT)
-    assert (row["status"], FAILURES[row["failure"]]) == (b"down", "no_answer")
+    assert (row["status"], failed(row)) == (b"down", "no_answer")
     assert TIMEOUT_S * S <= row["poll_ns"] < 10 * S * PATIENCE
     until(lambda: row_of(poll(queue), "mail")["status"] == b"ok")
     postgres.do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tickscope'")
     row = row_of(poll(queue), "mail")
-    assert (row["reason"].decode().rpartition(": ")[2], FAILURES[row["failure"]]) == (
+    assert (row["reason"].decode().rpartition(": ")[2], failed(row)) == (
         "terminating connection due to administrator command",
         "closed",
     )
     assert row_of(poll(queue), "mail")["status"] == b"ok"  # it does not wait, as after a refused login
     postgres.stop()
-    until(lambda: FAILURES[row_of(poll(queue), "mail")["failure"]] == "refused")
+    until(lambda: failed(row_of(poll(queue), "mail")) == "refused")
     postgres.start()
     row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"ok" and row)
     assert row["lag_messages"] == 5
@@ -648,11 +628,10 @@ def test_login_and_certificates(
     assert words in row["reason"].decode(), row["reason"]
     assert b"s3cret" not in row["reason"]
     if failure:
-        assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure)
-        log = server.directory / "log"
-        size = log.stat().st_size
-        assert [FAILURES[row["failure"]] for row in poll(queue)] == [failure]
-        assert log.stat().st_size == size  # it is not asked again at once
+        assert (row["status"], failed(row)) == (b"down", failure)
+        size = server.log.stat().st_size
+        assert [failed(row) for row in poll(queue)] == [failure]
+        assert server.log.stat().st_size == size  # it is not asked again at once
     else:
         assert row["status"] == b"ok"
     queue.close()
@@ -691,7 +670,7 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     took = time.monotonic() - began
     queue.close()
     server.close()
-    assert row["status"] == b"down" and FAILURES[row["failure"]] in failures, row["reason"]
+    assert row["status"] == b"down" and failed(row) in failures, row["reason"]
     assert row["reason"] and b"s3cret" not in row["reason"]
     assert took < 10 * PATIENCE
     assert threading.active_count() < 50

@@ -104,7 +104,7 @@ def group(tmp_path: Path) -> Iterator[tuple[Group, Judged]]:
     queue.poll = next_poll  # type: ignore[method-assign]
     yield Group(redis), queue
     queue.close()
-    redis.stop()
+    redis.end()
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from agent.queues.brokers.queues_from import BROKER, MAX_BODY_BYTES
-from agent.queues.packing import TABLE, pack
+from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_ports
+from tests.servers.polled import failed, poll, row_of
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
 HERE = Path(__file__).parent
-FAILURES = TABLE.by_name["failure"].names
 NULL = TABLE.by_name["lag_messages"].null
 PYTHON = """
 import sys
@@ -91,25 +91,8 @@ def source(given: Any) -> Queue:
     return queue
 
 
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def row_of(rows: np.ndarray, name: str) -> Any:
-    (row,) = rows[rows["destination"] == name.encode()]
-    return row
-
-
 def reasons(rows: np.ndarray) -> list[str]:
     return [bytes(row["reason"]).decode() for row in rows if row["destination"] == b""]
-
-
-def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 40 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return found
 
 
 VARS = {
@@ -139,7 +122,7 @@ def test_channels_of_a_go_program_by_expvar(go: tuple[Program, str]) -> None:
     assert b"no consumer for" in row["reason"]
     program.process.kill()
     row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"down" and row)
-    assert FAILURES[row["failure"]] in ("refused", "closed")
+    assert failed(row) in ("refused", "closed")
     queue.close()
 
 
@@ -254,7 +237,7 @@ def test_an_endpoint_that_answers_badly_is_down_with_the_reason(
     (row,) = poll(queue)
     queue.close()
     server.close()
-    assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure), row["reason"]
+    assert (row["status"], failed(row)) == (b"down", failure), row["reason"]
     assert words in row["reason"].decode() and b"secret" not in row["reason"]
 
 
@@ -363,7 +346,7 @@ def test_a_large_page_is_read_within_its_bound() -> None:
     server = Odd(_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page)))
     (queue,) = BROKER.sources([f"http://127.0.0.1:{server.port}/metrics#name=mail&length=up"])
     row = poll(queue)[0]
-    assert row["lag_messages"] == 7 or FAILURES[row["failure"]] == "no_answer"  # a busy host
+    assert row["lag_messages"] == 7 or failed(row) == "no_answer"  # a busy host
     queue.close()
     server.close()
 

@@ -19,8 +19,9 @@ from agent.errors import AgentError
 from agent.queues.brokers.rabbitmq import BROKER, TIMEOUT_S, RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from tests.servers.celery_pieces import Worker, application
+from tests.servers.polled import failed, poll, row_of, until_row
 from tests.servers.rabbitmq import Rabbit, client
-from tests.servers.rabbitmq_pieces import FAILURES, api_problems, poll, rabbit, row_of, source, until
+from tests.servers.rabbitmq_pieces import api_problems, rabbit, source
 
 __all__ = ["rabbit"]
 
@@ -51,19 +52,19 @@ def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
     its = worker(processes=2, queues=name)
     for _ in range(9):
         app.send_task(task, (600,), queue=name)
-    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready, 2))
+    row = until_row(queue, name, "", lambda row: (row["lag_messages"], row["pending"]) == (ready, 2))
     assert len(its.did("begin")) == 2
     full = f"{ready} undelivered; prefetch exhausted: 2 of 2".encode()
-    row = until(queue, name, lambda row: row["reason"].endswith(full), 60)
+    row = until_row(queue, name, "", lambda row: row["reason"].endswith(full), 60)
     assert (row["status"], row["consumers"], row["redelivered"]) == (b"stalled", 1, 0)
     address = row["workers"].decode()
     assert address in its.addresses(rabbit.port)
     its.end()
-    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready + 2, 0))
+    row = until_row(queue, name, "", lambda row: (row["lag_messages"], row["pending"]) == (ready + 2, 0))
     assert (row["consumers"], row["workers"]) == (0, b"")
     again = worker(processes=2, queues=name)
-    until(queue, name, lambda row: row["redelivered"] > 0)
-    until(queue, name, lambda row: len(again.did("begin")) == 2)
+    until_row(queue, name, "", lambda row: row["redelivered"] > 0)
+    until_row(queue, name, "", lambda row: len(again.did("begin")) == 2)
     assert set(again.did("begin")) & set(its.did("begin")) == (set(its.did("begin")) if task == "late" else set())
     queue.close()
 
@@ -72,9 +73,9 @@ def test_a_retry_of_celery_waits_in_the_worker(rabbit: Rabbit, worker: Callable[
     """A retry is a new message for RabbitMQ: one that was published and delivered, never one that was redelivered."""
     app, queue = application(rabbit.amqp), source(rabbit.url + "&queues=retries-of-celery")
     its = worker(queues="retries-of-celery")
-    until(queue, "retries-of-celery", lambda row: row["consumers"] == 1)
+    until_row(queue, "retries-of-celery", "", lambda row: row["consumers"] == 1)
     app.send_task("fails", queue="retries-of-celery")
-    row = until(queue, "retries-of-celery", lambda row: row["pending"] == 1)
+    row = until_row(queue, "retries-of-celery", "", lambda row: row["pending"] == 1)
     assert len(its.did("begin")) == 1
     assert (row["lag_messages"], row["redelivered"]) == (0, 0)
     queue.close()
@@ -87,10 +88,10 @@ def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
         rabbit.declare(name, vhost=vhost)
         rabbit.publish(name, 3, vhost)
     queue = source(rabbit.url + "&queues=*bills,%252F/*,*q*,missing")
-    until(queue, "eu%2Fwest/bills", lambda row: row["lag_messages"] == 3)
-    until(queue, "bills", lambda row: row["lag_messages"] == 3)
-    until(queue, "%2F/a/b", lambda row: row["lag_messages"] == 3)
-    until(queue, "\xe9q\u20ac", lambda row: row["lag_messages"] == 3)
+    until_row(queue, "eu%2Fwest/bills", "", lambda row: row["lag_messages"] == 3)
+    until_row(queue, "bills", "", lambda row: row["lag_messages"] == 3)
+    until_row(queue, "%2F/a/b", "", lambda row: row["lag_messages"] == 3)
+    until_row(queue, "\xe9q\u20ac", "", lambda row: row["lag_messages"] == 3)
     rows = poll(queue)
     assert b"no statistics" in row_of(rows, "missing")["reason"]
     assert row_of(rows, "missing")["lag_messages"] < 0
@@ -111,33 +112,35 @@ def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
 def test_a_memory_alarm_is_reported_with_every_queue(rabbit: Rabbit) -> None:
     rabbit.declare("alarmed")
     queue = source(rabbit.url + "&queues=alarmed,missing")
-    until(queue, "alarmed", lambda row: row["errors"] == b"")
+    until_row(queue, "alarmed", "", lambda row: row["errors"] == b"")
     rabbit.ctl("set_vm_memory_high_watermark", "absolute", "1MiB")
     try:
-        row = until(queue, "alarmed", lambda row: row["errors"] == b"MEMORY_ALARM 1")
+        row = until_row(queue, "alarmed", "", lambda row: row["errors"] == b"MEMORY_ALARM 1")
         assert row["reason"] == b"memory alarm: publishers are blocked"
         assert row_of(poll(queue), "missing")["errors"] == b"MEMORY_ALARM 1"
         with client("publish", rabbit.port, "alarmed", 10), client("publish", rabbit.port, "alarmed", 10):
             managed = source(rabbit.with_management + "&queues=alarmed")
-            until(managed, "alarmed", lambda row: row["reason"].endswith(b"publishers are blocked: 2 connections"))
+            until_row(
+                managed, "alarmed", "", lambda row: row["reason"].endswith(b"publishers are blocked: 2 connections")
+            )
             managed.close()
-        until(queue, "alarmed", lambda row: row["memory_bytes"] > row["memory_limit_bytes"] > 0)
+        until_row(queue, "alarmed", "", lambda row: row["memory_bytes"] > row["memory_limit_bytes"] > 0)
     finally:
         rabbit.ctl("set_vm_memory_high_watermark", "0.6")
-    until(queue, "alarmed", lambda row: row["errors"] == b"")
+    until_row(queue, "alarmed", "", lambda row: row["errors"] == b"")
     queue.close()
 
 
 def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(rabbit: Rabbit) -> None:
     rabbit.declare("there")
     queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong"))
-    until(queue, "there", lambda row: row["lag_messages"] == 0)
+    until_row(queue, "there", "", lambda row: row["lag_messages"] == 0)
     (problem,) = api_problems(queue)
     assert problem.startswith(b"management API: HTTP 401 Unauthorized")
     queue.close()
     rabbit.ctl("add_user", "untagged", "pw")
     queue = source(rabbit.with_management.replace("guest:guest", "untagged:pw"))
-    until(queue, "there", lambda row: row["lag_messages"] == 0)
+    until_row(queue, "there", "", lambda row: row["lag_messages"] == 0)
     tag = b"rabbitmqctl set_user_tags USER monitoring"
     assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized: Not management user: " + tag]
     queue.close()
@@ -149,12 +152,12 @@ def test_least_rights_for_the_management_port(rabbit: Rabbit) -> None:
     rabbit.ctl("set_user_tags", "watch", "monitoring")
     url = rabbit.with_management.replace("guest:guest", "watch:pw") + "&queues=retries"
     queue = source(url)
-    until(queue, "retries", lambda row: row["delayed"] < 0)
+    until_row(queue, "retries", "", lambda row: row["delayed"] < 0)
     assert api_problems(queue) == [b"management API: its user has no permission for virtual host /"]
     queue.close()
     rabbit.ctl("set_permissions", "-p", "/", "watch", "^$", "^$", "^$")
     queue = source(url)
-    row = until(queue, "retries", lambda row: row["delayed"] == 0)
+    row = until_row(queue, "retries", "", lambda row: row["delayed"] == 0)
     assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")
     assert api_problems(queue) == []
     queue.close()
@@ -176,7 +179,7 @@ def test_tls(rabbit: Rabbit, tmp_path: Path, host: str, authority: str, words: s
     login = {"user": "guest", "password_file": str(tmp_path / "password")}
     (queue,) = BROKER.sources([{"url": url, "ca_file": str(rabbit.directory / f"{authority}.pem"), **login}])
     if not words:
-        row = until(queue, "secret", lambda row: row["delayed"] == 0)  # by the management API
+        row = until_row(queue, "secret", "", lambda row: row["delayed"] == 0)  # by the management API
         assert row["cluster"] == f"shop-{rabbit.port}".encode()
         assert api_problems(queue) == []
     else:
@@ -190,20 +193,20 @@ def test_a_stopped_a_dead_and_a_returned_node(rabbit: Rabbit) -> None:
     rabbit.declare("lasts")
     rabbit.publish("lasts", 5, delivery_mode=2)
     queue = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(rabbit.url + "&queues=lasts")))
-    until(queue, "lasts", lambda row: row["lag_messages"] == 5)
+    until_row(queue, "lasts", "", lambda row: row["lag_messages"] == 5)
     rabbit.signal(signal.SIGSTOP)
     try:
         (row,) = poll(queue)
     finally:
         rabbit.signal(signal.SIGCONT)
-    assert (row["status"], row["destination"], FAILURES[row["failure"]]) == (b"down", b"lasts", "no_answer")
+    assert (row["status"], row["destination"], failed(row)) == (b"down", b"lasts", "no_answer")
     assert row["poll_ns"] >= TIMEOUT_S * 1e9
-    until(queue, "lasts", lambda row: row["status"] != b"down")
+    until_row(queue, "lasts", "", lambda row: row["status"] != b"down")
     rabbit.kill()
-    row = until(queue, "lasts", lambda row: FAILURES[row["failure"]] == "refused")
+    row = until_row(queue, "lasts", "", lambda row: failed(row) == "refused")
     assert row["status"] == b"down"
     rabbit.start()
-    row = until(queue, "lasts", lambda row: row["lag_messages"] == 5)
+    row = until_row(queue, "lasts", "", lambda row: row["lag_messages"] == 5)
     assert row["status"] == b"ok"
     assert row["cluster"] == f"shop-{rabbit.port}".encode()
     queue.close()
@@ -296,7 +299,7 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     (row,) = poll(queue)
     queue.close()
     server.close()
-    assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure), row["reason"]
+    assert (row["status"], failed(row)) == (b"down", failure), row["reason"]
     assert words in row["reason"].decode()
     assert b"secret" not in row["reason"]
 
@@ -333,7 +336,7 @@ def test_a_refused_login_is_not_repeated_at_once() -> None:
 
     server = Odd(say)
     queue = source(f"http://guest:secret@127.0.0.1:{server.port}")
-    assert all(FAILURES[poll(queue)[0]["failure"]] == "login" for _ in range(5))
+    assert all(failed(poll(queue)[0]) == "login" for _ in range(5))
     queue.close()
     server.close()
     assert len(asked) == 1
@@ -363,7 +366,7 @@ def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytes
     assert b"Basic d2F0Y2g6dDBwc2VjcmV0\r\n" in heads[1]
     (queue,) = BROKER.sources([{"url": url, "password_file": str(tmp_path / "none")}])
     (row,) = poll(queue)
-    assert (FAILURES[row["failure"]], b"No such file" in row["reason"]) == ("login", True)
+    assert (failed(row), b"No such file" in row["reason"]) == ("login", True)
     server.close()
     for given in (
         {},

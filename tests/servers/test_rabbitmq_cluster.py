@@ -12,9 +12,9 @@ import pytest
 
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
-from tests.patience import PATIENCE
+from tests.patience import until
+from tests.servers.polled import poll
 from tests.servers.rabbitmq import Rabbit, client, release_root
-from tests.servers.rabbitmq_pieces import poll
 
 LOOK_UP = '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"orders">>)),'
 STATES = {b"ok", b"stopped", b"unknown", b"down"}
@@ -32,36 +32,36 @@ def test_a_queue_stays_the_same_one_whichever_node_leads_it(release: str, tmp_pa
     queues: list[Judged] = []
     clusters, twice = set[bytes](), list[bool]()
 
-    def until(what: Callable[[np.ndarray], bool], limit_s: float = 60) -> None:
+    def polled(name: bytes) -> np.ndarray:
+        rows = np.concatenate([poll(queue) for queue in queues])
+        return np.asarray(rows[rows["destination"] == name])
+
+    def until_orders(what: Callable[[np.ndarray], bool], limit_s: float = 60) -> None:
         """Each round has at most one row of the queue, beside that of a node that is down. It is not gone."""
-        end = time.monotonic() + limit_s * PATIENCE
-        while True:
-            rows = np.concatenate([poll(queue) for queue in queues])
-            its = rows[rows["destination"] == b"orders"]
+
+        def fits() -> bool:
+            its = polled(b"orders")
             assert set(its["status"].tolist()) <= STATES, its
             assert np.count_nonzero(its["status"] != b"down") <= 1, its
             twice.append(len(its) > 1)
             clusters.update(its["cluster"].tolist())
-            if what(its):
-                return
-            assert time.monotonic() < end, rows
-            time.sleep(0.5)
+            return what(its)
+
+        until(fits, limit_s, 0.5)
 
     def until_mails(what: Callable[[Any], bool], never: Collection[bytes] = ()) -> None:
         """Of a queue whose clients are at another node than its leader."""
-        end = time.monotonic() + 60 * PATIENCE
-        while True:
-            rows = np.concatenate([poll(queue) for queue in queues])
-            its = rows[rows["destination"] == b"mails"]
+
+        def fits() -> bool:
+            its = polled(b"mails")
             assert not set(its["status"].tolist()) & set(never), its
-            if len(its) == 1 and what(its[0]):
-                return
-            assert time.monotonic() < end, rows
-            time.sleep(0.5)
+            return len(its) == 1 and what(its[0])
+
+        until(fits, 60, 0.5)
 
     def lasts(seconds: float) -> None:
         end = time.monotonic() + seconds
-        until(lambda _: time.monotonic() > end)
+        until_orders(lambda _: time.monotonic() > end)
 
     def led_by(*leaders: Rabbit) -> Callable[[np.ndarray], bool]:
         """With all its messages."""
@@ -77,10 +77,10 @@ def test_a_queue_stays_the_same_one_whichever_node_leads_it(release: str, tmp_pa
         urls = [RabbitUrl.parse(node.with_management) for node in nodes]
         queues += [Judged("rabbitmq", RabbitQueues(url, timeout_s=20)) for url in urls]
         first = next(node for node in nodes if node.node == leader(nodes[0]))
-        until(led_by(first))
+        until_orders(led_by(first))
         second = next(node for node in nodes if node is not first)
         second.ctl("eval", f"{LOOK_UP} rabbit_quorum_queue:transfer_leadership(Q, '{second.node}').")
-        until(led_by(second))
+        until_orders(led_by(second))
         lasts(15)  # until the first one would call it gone
         second.declare("mails", "quorum")
         second.ctl(
@@ -94,9 +94,9 @@ def test_a_queue_stays_the_same_one_whichever_node_leads_it(release: str, tmp_pa
                 until_mails(lambda row: time.monotonic() > ends, {b"stalled", b"stopped"})
         second.kill()
         others = [node for node in nodes if node is not second]
-        until(led_by(*others))
+        until_orders(led_by(*others))
         lasts(15)
-        until(led_by(*others))
+        until_orders(led_by(*others))
         its = np.concatenate([poll(queue) for queue in queues])
         (row,) = its[its["destination"] == b"orders"]
         assert b"other nodes" in row["inexact_reason"] and row["lag_at_least"] < 0  # its clients may be there

@@ -20,9 +20,11 @@ import pytest
 
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
-from tests.patience import PATIENCE
-from tests.servers.rabbitmq import ROOT, Rabbit, StreamConsumer, client, release_root
-from tests.servers.rabbitmq_pieces import counted, poll, rabbit, row_of, source, until
+from tests.patience import PATIENCE, until
+from tests.servers.polled import poll, row_of, until_row
+from tests.servers.process import ROOT
+from tests.servers.rabbitmq import Rabbit, StreamConsumer, client, release_root
+from tests.servers.rabbitmq_pieces import counted, rabbit, source
 
 __all__ = ["rabbit"]
 
@@ -42,14 +44,14 @@ def test_ready_unacknowledged_consumers_and_rates(rabbit: Rabbit, kind: str) -> 
         assert rabbit.counts(name) == (101 - 37, 1)
         assert row["redelivered"] == 0
     counted(queue, name, 101, 0, 0)
-    row = until(queue, name, lambda row: row["status"] == b"stopped")
+    row = until_row(queue, name, "", lambda row: row["status"] == b"stopped")
     assert b"no consumer" in row["reason"]
     with client("consume", rabbit.port, name, 13, "never"):
-        again = until(queue, name, lambda row: row["redelivered"] > 0)
+        again = until_row(queue, name, "", lambda row: row["redelivered"] > 0)
         assert again["redelivered"] == 13
     with client("publish", rabbit.port, name, 50), client("consume", rabbit.port, name, 20):
-        until(queue, name, lambda row: row["in_per_s"] > 20 and row["out_per_s"] > 20)
-        until(queue, name, lambda row: max(row["lag_at_least"], 0) <= 5)
+        until_row(queue, name, "", lambda row: row["in_per_s"] > 20 and row["out_per_s"] > 20)
+        until_row(queue, name, "", lambda row: max(row["lag_at_least"], 0) <= 5)
     queue.close()
 
 
@@ -142,31 +144,33 @@ def test_the_capacity_of_slow_and_of_fast_consumers(rabbit: Rabbit, seconds: flo
     name = f"capacity-{prefetch}"
     rabbit.declare(name)
     queue = source(rabbit.url + f"&queues={name}")
-    assert isnan(until(queue, name, lambda row: row["consumers"] == 0)["consumer_capacity"])
+    assert isnan(until_row(queue, name, "", lambda row: row["consumers"] == 0)["consumer_capacity"])
     with client("publish", rabbit.port, name, 40), client("consume", rabbit.port, name, prefetch, seconds):
-        until(queue, name, lambda row: row["consumer_capacity"] < 0.3 if seconds else row["consumer_capacity"] > 0.9)
-    until(queue, name, lambda row: row["consumers"] == 0 and isnan(row["consumer_capacity"]))
+        until_row(
+            queue, name, "", lambda row: row["consumer_capacity"] < 0.3 if seconds else row["consumer_capacity"] > 0.9
+        )
+    until_row(queue, name, "", lambda row: row["consumers"] == 0 and isnan(row["consumer_capacity"]))
     queue.close()
 
 
 def test_growing_then_draining(rabbit: Rabbit) -> None:
     rabbit.declare("mails")
     queue = source(rabbit.url + "&queues=mails")
-    until(queue, "mails", lambda row: row["lag_s"] == 0)
+    until_row(queue, "mails", "", lambda row: row["lag_s"] == 0)
     with client("publish", rabbit.port, "mails", 40):
-        row = until(queue, "mails", lambda row: row["status"] in (b"lagging", b"stopped"))
+        row = until_row(queue, "mails", "", lambda row: row["status"] in (b"lagging", b"stopped"))
         assert row["lag_messages"] > 0
         assert row["exact"] == 0
         assert b"statistics" in row["inexact_reason"]
-        row = until(queue, "mails", lambda row: row["lag_s"] > 0)
+        row = until_row(queue, "mails", "", lambda row: row["lag_s"] > 0)
         assert row["lag_s"] < 60 and 0 < row["lag_error_s"] < 5
         began = time.monotonic()
-        until(queue, "mails", lambda row: row["lag_s"] > 8)
+        until_row(queue, "mails", "", lambda row: row["lag_s"] > 8)
         assert time.monotonic() - began < 60 * PATIENCE
     with client("consume", rabbit.port, "mails", 10):
-        row = until(queue, "mails", lambda row: row["lag_messages"] == 0)
+        row = until_row(queue, "mails", "", lambda row: row["lag_messages"] == 0)
         assert row["consumers"] == 1
-        until(queue, "mails", lambda row: row["lag_s"] == 0)
+        until_row(queue, "mails", "", lambda row: row["lag_s"] == 0)
     queue.close()
 
 
@@ -174,15 +178,15 @@ def test_a_stopped_consumer_takes_no_more_than_its_prefetch(rabbit: Rabbit) -> N
     rabbit.declare("stops")
     queue = source(rabbit.url + "&queues=stops")
     with client("publish", rabbit.port, "stops", 40), client("consume", rabbit.port, "stops", 7) as consumer:
-        until(queue, "stops", lambda row: row["out_per_s"] > 20)
+        until_row(queue, "stops", "", lambda row: row["out_per_s"] > 20)
         os.kill(consumer.pid, signal.SIGSTOP)
-        row = until(queue, "stops", lambda row: row["status"] in (b"stalled", b"stopped"))
+        row = until_row(queue, "stops", "", lambda row: row["status"] in (b"stalled", b"stopped"))
         assert (row["pending"], row["consumers"]) == (7, 1)
         assert row["lag_messages"] > 100
         assert row["out_per_s"] == 0
         assert row["in_per_s"] > 20
         os.kill(consumer.pid, signal.SIGCONT)
-        until(queue, "stops", lambda row: max(row["lag_at_least"], 0) < 20 and row["status"] == b"ok")
+        until_row(queue, "stops", "", lambda row: max(row["lag_at_least"], 0) < 20 and row["status"] == b"ok")
     queue.close()
 
 
@@ -190,7 +194,7 @@ def test_a_purged_queue_is_not_read_and_a_deleted_one_is_gone(rabbit: Rabbit) ->
     rabbit.declare("purged")
     queue = source(rabbit.url + "&queues=purged*")
     with client("publish", rabbit.port, "purged", 40):
-        until(queue, "purged", lambda row: row["lag_messages"] > 100 and row["in_per_s"] > 20)
+        until_row(queue, "purged", "", lambda row: row["lag_messages"] > 100 and row["in_per_s"] > 20)
     with rabbit.connect() as connection:
         assert connection.channel().queue_purge("purged") > 100
     end = time.monotonic() + 5 * PATIENCE
@@ -201,11 +205,11 @@ def test_a_purged_queue_is_not_read_and_a_deleted_one_is_gone(rabbit: Rabbit) ->
     assert (row["lag_messages"], row["status"]) == (0, b"ok")
     with rabbit.connect() as connection:
         connection.channel().queue_delete("purged")
-    row = until(queue, "purged", lambda row: row["status"] == b"gone")
+    row = until_row(queue, "purged", "", lambda row: row["status"] == b"gone")
     assert b"the queue was deleted; " in row["reason"] and row["lag_messages"] < 0
     rabbit.declare("purged")
     rabbit.publish("purged", 7)
-    until(queue, "purged", lambda row: row["lag_messages"] == 7)
+    until_row(queue, "purged", "", lambda row: row["lag_messages"] == 7)
     queue.close()
 
 
@@ -213,7 +217,7 @@ def test_age_of_the_first_message_that_has_a_time(rabbit: Rabbit) -> None:
     rabbit.declare("dated")
     rabbit.publish("dated", 3, timestamp=int(time.time()) - 60)
     queue = source(rabbit.url)
-    row = until(queue, "dated", lambda row: row["oldest_undelivered_s"] >= 60)  # before, as long as it was seen
+    row = until_row(queue, "dated", "", lambda row: row["oldest_undelivered_s"] >= 60)  # before, as long as it was seen
     assert row["oldest_undelivered_s"] < 180
     rabbit.declare("undated")
     rabbit.publish("undated", 3)
@@ -225,18 +229,18 @@ def test_a_stream_has_no_lag_by_what_it_keeps(rabbit: Rabbit) -> None:
     rabbit.declare("events", "stream")
     rabbit.publish("events", 11)
     queue = source(rabbit.url + "&queues=events")
-    row = until(queue, "events", lambda row: row["consumers"] == 0)
+    row = until_row(queue, "events", "", lambda row: row["consumers"] == 0)
     assert row["lag_messages"] < 0  # unknown
     assert b"stream" in row["inexact_reason"]
     with StreamConsumer(rabbit, "events", credit=3):  # each chunk has one message
-        row = until(queue, "events", lambda row: row["consumers"] == 1)
+        row = until_row(queue, "events", "", lambda row: row["consumers"] == 1)
         if rabbit.ctl("version").startswith("3."):  # which does not report it
             assert row["lag_messages"] < 0
         else:
-            until(queue, "events", lambda row: row["lag_messages"] == 11 - 3)
+            until_row(queue, "events", "", lambda row: row["lag_messages"] == 11 - 3)
             rabbit.publish("events", 5)
-            until(queue, "events", lambda row: row["lag_messages"] == 16 - 3)
-    until(queue, "events", lambda row: row["lag_messages"] < 0)
+            until_row(queue, "events", "", lambda row: row["lag_messages"] == 16 - 3)
+    until_row(queue, "events", "", lambda row: row["lag_messages"] < 0)
     queue.close()
 
 
@@ -245,13 +249,13 @@ def test_a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered(rabbi
     rabbit.declare("later", x_message_ttl=12_000, x_dead_letter_exchange="", x_dead_letter_routing_key="due")
     queue = source(rabbit.with_management + "&queues=later,due")
     rabbit.publish("later", 17)
-    row = until(queue, "later", lambda row: row["delayed"] == 17)
+    row = until_row(queue, "later", "", lambda row: row["delayed"] == 17)
     assert row["lag_messages"] == 0
     assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")  # by the API's list of listeners
     assert row_of(poll(queue), "due")["lag_messages"] == 0
-    row = until(queue, "due", lambda row: row["lag_messages"] == 17)
+    row = until_row(queue, "due", "", lambda row: row["lag_messages"] == 17)
     assert isnan(row["in_per_s"])  # no channel published them
-    until(queue, "later", lambda row: row["delayed"] == 0)
+    until_row(queue, "later", "", lambda row: row["delayed"] == 0)
     queue.close()
 
 
@@ -269,11 +273,12 @@ def test_time_outs_of_messages_and_queues_are_timers(rabbit: Rabbit) -> None:
     queue = source(rabbit.with_management + "&queues=timed*")
     due = {("timed", "ttl"): 17, ("timed-later", "eta"): 11, ("timed-by-policy", "ttl"): 5}
     due[("timed-by-policy", "lease")] = 1
-    end = time.monotonic() + 60 * PATIENCE
-    while {(row["destination"].decode(), row["kind"]): row["timers"] for row in timers(queue)} != due:
-        assert time.monotonic() < end, timers(queue)
-        time.sleep(0.5)
-    found = {(row["destination"].decode(), row["kind"]): row for row in timers(queue)}
+
+    def shown() -> dict[tuple[str, str], Any]:
+        return {(row["destination"].decode(), row["kind"]): row for row in timers(queue)}
+
+    until(lambda: {key: row["timers"] for key, row in shown().items()} == due, 60, 0.5, why=shown)
+    found = shown()
     version = rabbit.manage("GET", "overview")["rabbitmq_version"]
     assert {row["version"] for row in found.values()} == {version}
     if version.startswith("3.10."):  # as RULES has it
@@ -292,13 +297,13 @@ def test_time_outs_of_messages_and_queues_are_timers(rabbit: Rabbit) -> None:
         assert {row["clock"] for row in found.values()} == {None}
         assert all(row["consequence"] == f"not measured for rabbitmq {version}" for row in found.values())
     with client("consume", rabbit.port, "timed-by-policy", 1, "never"):
-        until(queue, "timed-by-policy", lambda row: row["consumers"] == 1)
+        until_row(queue, "timed-by-policy", "", lambda row: row["consumers"] == 1)
         assert "lease" not in {row["kind"] for row in timers(queue)}  # it is used
     rabbit.manage("DELETE", "policies/%2F/short")
     queue.close()
 
     queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong") + "&queues=timed*")
-    until(queue, "timed", lambda row: row["lag_messages"] == 17)
+    until_row(queue, "timed", "", lambda row: row["lag_messages"] == 17)
     (row,) = timers(queue)
     assert row["timers"] == 1
     refused = "management API: HTTP 401 Unauthorized: Login failed"
@@ -330,18 +335,18 @@ def test_tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due(
             stderr=log,
         )
     try:
-        until(queue, "shop", lambda row: row["consumers"] == 1, 60)
-        until(queue, "celery_delayed_0", lambda row: row["delayed"] == 0)  # the worker declares it last
+        until_row(queue, "shop", "", lambda row: row["consumers"] == 1, 60)
+        until_row(queue, "celery_delayed_0", "", lambda row: row["delayed"] == 0)  # the worker declares it last
         # Of 16 to 20 s, the first 16 are spent in one queue.
         sender = [sys.executable, "-m", "tests.servers.celery_rabbitmq", str(done), "17", "20"]
         subprocess.run(sender, cwd=ROOT, check=True)
-        row = until(queue, "celery_delayed_4", lambda row: row["delayed"] == 17)
+        row = until_row(queue, "celery_delayed_4", "", lambda row: row["delayed"] == 17)
         assert row["lag_messages"] == 0
         assert delayed() == 17
         assert not done.exists()
-        until(queue, "celery_delayed_4", lambda row: row["delayed"] == 0)
-        until(queue, "shop", lambda row: done.exists() and len(done.read_text().split()) == 17)
-        until(queue, "shop", lambda row: delayed() == 0)
+        until_row(queue, "celery_delayed_4", "", lambda row: row["delayed"] == 0)
+        until_row(queue, "shop", "", lambda row: done.exists() and len(done.read_text().split()) == 17)
+        until_row(queue, "shop", "", lambda row: delayed() == 0)
     finally:
         worker.kill()
         worker.wait()

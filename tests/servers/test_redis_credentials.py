@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from agent.common.clocks import boot_ns
 from agent.posix import privilege
 from agent.queues import catalogue
 from agent.queues.poller_process import BrokerPoller
-from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.servers.certificates import certificates
+from tests.servers.polled import poll, until_drained
+from tests.servers.test_redis_places import Sentinel
 from tests.servers.test_redis_rights import failure
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 
@@ -54,14 +53,7 @@ def section(redis: Redis, tmp_path: Path) -> Callable[..., Section]:
 
 
 def polled(brokers: BrokerPoller, what: Callable[[Any], bool]) -> Any:
-    end = time.monotonic() + 30 * PATIENCE
-    while time.monotonic() < end:
-        for batch in brokers.drain(boot_ns()):
-            for row in batch.rows:
-                if batch.table == "queue_lag" and what(row):
-                    return row
-        time.sleep(0.05)
-    raise AssertionError("no such row")
+    return next(filter(what, until_drained(brokers, lambda rows: any(map(what, rows)))))
 
 
 @kinds
@@ -188,13 +180,10 @@ def test_a_credential_of_systemd_is_read_before_root_is_given_up(
 def secure(tmp_path: Path) -> Iterator[int]:
     """The port of a server with a certificate of ``ca.pem``, which asks for one of its clients, too."""
     certificates(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     options = [part for name, file in TLS_FILES.items() for part in (f"--{name}-file", str(tmp_path / file))]
-    server = Redis(tmp_path, "--tls-port", str(port), *options)
-    yield port
-    server.stop()
+    with Redis(tmp_path, "--tls-port", str(port), *options):
+        yield port
 
 
 @kinds
@@ -223,24 +212,10 @@ def test_certificates(
 
 
 def test_a_sentinel_with_a_certificate_of_the_same_authority(secure: int, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    config = tmp_path / "sentinel.conf"
     tls = (f"{one}-file {tmp_path}/{file}" for one, file in TLS_FILES.items())
-    config.write_text("\n".join([f"sentinel monitor shop 127.0.0.1 {secure} 1", *tls, "tls-replication yes\n"]))
-    command = ["redis-server", str(config), "--sentinel", "--bind", "127.0.0.1", "--port", "0", "--tls-port", str(port)]
-    sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 20 * PATIENCE
-        with socket.socket() as probe:
-            while probe.connect_ex(("127.0.0.1", port)):
-                assert time.monotonic() < end
-                time.sleep(0.05)
+    with Sentinel(tmp_path, secure, *tls, "tls-replication yes", tls=True) as sentinel:
         files = {"ca_file": "ca.pem", "certificate_file": "server.pem", "key_file": "server.key"}
         paths = {key: str(tmp_path / file) for key, file in files.items()}
         for kind in ("redis", "celery"):
-            row = asked(kind, {"url": f"rediss+sentinel://127.0.0.1:{port}/shop/0", **paths})
-            assert (row["status"], row["cluster"]) == (b"ok", f"shop@127.0.0.1:{port}".encode()), row["reason"]
-    finally:
-        sentinel.kill()
-        sentinel.wait()
+            row = asked(kind, {"url": f"rediss+sentinel://127.0.0.1:{sentinel.port}/shop/0", **paths})
+            assert (row["status"], row["cluster"]) == (b"ok", f"shop@127.0.0.1:{sentinel.port}".encode()), row["reason"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import pytest
 
 from agent.queues.brokers.redis import BROKER
-from tests.patience import PATIENCE
+from tests.patience import until
+from tests.servers.polled import poll, row_of
 from tests.servers.test_redis_lag import fill
-from tests.servers.test_redis_streams import RELEASES, Redis, poll, server_of
+from tests.servers.test_redis_streams import RELEASES, Redis, server_of
 
 
 class Route:
@@ -84,13 +84,11 @@ class Pair:
         return dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
 
     def caught_up(self) -> None:
-        until = time.monotonic() + 30 * PATIENCE
-        while True:
+        def equal() -> bool:
             there, here = self.info(self.replica), self.info(self.primary)
-            if there.get("master_link_status") == "up" and there["slave_repl_offset"] == here["master_repl_offset"]:
-                return
-            assert time.monotonic() < until, (there, here)
-            time.sleep(0.05)
+            return there.get("master_link_status") == "up" and there["slave_repl_offset"] == here["master_repl_offset"]
+
+        until(equal, each_s=0.05, why=lambda: (self.info(self.replica), self.info(self.primary)))
 
     def fail_over(self) -> None:
         self.replica.do("REPLICAOF", "NO", "ONE")
@@ -100,7 +98,7 @@ class Pair:
         for one in (self.link, self.address):
             one.end()
         for server in (self.primary, self.replica):
-            server.stop()
+            server.end()
 
 
 @pytest.fixture(params=RELEASES)
@@ -108,11 +106,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path, server_of(request.param))
     yield made
     made.end()
-
-
-def row_of(rows: Any, destination: bytes) -> Any:
-    (row,) = [row for row in rows if row["destination"] == destination]
-    return row
 
 
 def test_what_a_promoted_replica_had_not_received_is_a_state_with_its_bound(pair: Pair) -> None:
@@ -126,8 +119,8 @@ def test_what_a_promoted_replica_had_not_received_is_a_state_with_its_bound(pair
     fill(pair.primary, 23, start=100, stream="orders")
     pair.primary.do("XGROUP", "CREATE", "new", "g", "$", "MKSTREAM")
     pair.primary.do("SET", "counter", "x" * 1000)
-    assert row_of(poll(queue), b"orders")["lag_messages"] == 64
-    assert row_of(poll(queue), b"new")["status"] == b"ok"
+    assert row_of(poll(queue), "orders")["lag_messages"] == 64
+    assert row_of(poll(queue), "new")["status"] == b"ok"
     had = int(pair.info(pair.primary)["master_repl_offset"])
     pair.fail_over()
     lost = had - (int(pair.info(pair.replica)["second_repl_offset"]) - 1)
@@ -135,17 +128,17 @@ def test_what_a_promoted_replica_had_not_received_is_a_state_with_its_bound(pair
     rows = poll(queue)
     while rows["status"].tolist() == [b"down"] * len(rows):  # its connection was closed
         rows = poll(queue)
-    orders, mails, server = (row_of(rows, name) for name in (b"orders", b"mails", b""))
+    orders, mails, server = (row_of(rows, name) for name in ("orders", "mails", ""))
     assert (orders["status"], orders["lag_messages"]) == (b"rewound", 41)
     assert b"fail-over: at least 23 entries are gone" in orders["reason"]
     assert mails["status"] == b"ok"
-    new = row_of(rows, b"new")
+    new = row_of(rows, "new")
     assert (new["status"], new["reason"]) == (b"gone", b"fail-over: the stream is missing; 0 s ago")
     assert server["status"] == b"rewound"
     # The last poll was before ``had``: PING and GETACK may have come between.
     claimed = int(server["reason"].split(b"at least ")[1].split(b" ")[0].replace(b",", b""))
     assert lost - 200 < claimed <= lost
-    assert row_of(poll(queue), b"orders")["status"] == b"rewound"  # for a minute
+    assert row_of(poll(queue), "orders")["status"] == b"rewound"  # for a minute
 
 
 def test_a_fail_over_without_loss_is_none(pair: Pair) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from agent.queues import gone
 from agent.queues.brokers.redis import BROKER
+from tests.servers.polled import poll
 from tests.servers.test_redis_lag import fill
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 

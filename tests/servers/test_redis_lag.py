@@ -18,7 +18,8 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.queues import redis_lag, redis_walk
 from agent.queues.brokers.redis import BROKER, RedisStreams
 from agent.queues.judged import Judged
-from tests.servers.test_redis_streams import Redis, one, poll, redis
+from tests.servers.polled import one, poll
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 
@@ -265,8 +266,7 @@ def test_idle_consumers_that_hold_entries_are_named(redis: Redis, monkeypatch: p
 
 
 def test_a_server_without_rights_to_read_entries_leaves_the_counter_unverified(tmp_path: Path) -> None:
-    server = Redis(tmp_path)
-    try:
+    with Redis(tmp_path) as server:
         fill(server, 499)
         server.do(*CREATE, "199-0", "ENTRIESREAD", 199)
         server.do("ACL", "SETUSER", "mon", "on", ">x", "allkeys", "+xinfo", "+scan", "+info", "+time", "+xpending")
@@ -274,5 +274,3 @@ def test_a_server_without_rights_to_read_entries_leaves_the_counter_unverified(t
         assert (row["lag_messages"], row["exact"], row["lag_at_least"]) == (300, 0, 1)
         assert b"not verified" in row["inexact_reason"]
         assert b"+xrange" in missing["reason"]
-    finally:
-        server.stop()

@@ -22,9 +22,9 @@ from agent.common.resp import DECLARED
 from agent.errors import AgentError
 from agent.queues.brokers.redis import BROKER
 from agent.queues.redis_lists import ListQueues
-from tests.patience import PATIENCE
+from tests.servers.polled import poll, until_rows
 from tests.servers.test_redis_rights import DOCS, failure
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 
@@ -92,13 +92,9 @@ def program(libraries: Path, redis: Redis, tmp_path: Path) -> Iterator[Callable[
 
 def settled(queue: Any, lag: int) -> Any:
     """The row of the only queue, once so many jobs wait and one runs."""
-    until = time.monotonic() + 60 * PATIENCE
-    while True:
-        (row,) = poll(queue)
-        if (row["lag_messages"], row["pending"]) == (lag, 1) and not isnan(row["oldest_pending_s"]):
-            return row
-        assert time.monotonic() < until, (row["lag_messages"], row["pending"], row["reason"])
-        time.sleep(0.1)
+    counts = lambda row: (row["lag_messages"], row["pending"])  # noqa: E731
+    known = lambda row: counts(row) == (lag, 1) and not isnan(row["oldest_pending_s"])  # noqa: E731
+    return until_rows(queue, lambda rows: known(rows[0]))[0]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_plain_lists_and_sorted_sets_have_a_length_and_no_age(redis: Redis) -> N
     assert isnan(rows[b"mails"]["oldest_undelivered_s"])
     assert (rows[b"text"]["status"], rows[b"text"]["lag_messages"]) == (b"unknown", -(2**63))
     assert b"WRONGTYPE" in rows[b"text"]["reason"]
-    redis.stop()
+    redis.end()
     down = poll(queue)
     assert set(down["status"].tolist()) == {b"down"}
     assert sorted(down["destination"].tolist()) == sorted(rows)

@@ -31,9 +31,8 @@ def uuid7(ms: int) -> str:
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 def produce(

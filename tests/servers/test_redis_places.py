@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,13 @@ from agent.errors import AgentError
 from agent.queues import redis_places
 from agent.queues.brokers.redis import BROKER
 from agent.queues.redis_places import shards, slot
-from tests.patience import PATIENCE
+from tests.patience import listening, until
+from tests.ports import free_port
+from tests.servers.polled import poll, until_rows
+from tests.servers.process import ServerProcess
 from tests.servers.test_redis_lag import fill
 from tests.servers.test_redis_rights import LEAST, failure
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_streams import Redis
 
 NAMES = [f"orders{i}" for i in range(7)]
 
@@ -31,14 +32,6 @@ NAMES = [f"orders{i}" for i in range(7)]
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
     monkeypatch.setattr(redis_places, "_ASK_S", 5)
-
-
-def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60 * PATIENCE
-    while (found := what()) is None or found is False:
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return found
 
 
 def cli(port: int, *words: str) -> str:
@@ -52,9 +45,8 @@ DISKLESS = ("--repl-diskless-sync-delay", "0")
 
 def options() -> tuple[str, ...]:
     """Of a server of a cluster. The bus's usual port, 10,000 above the server's, may be none."""
-    with socket.create_server(("127.0.0.1", 0)) as bus:
-        number = str(bus.getsockname()[1])
-    return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", number, *DISKLESS
+    port = str(free_port())
+    return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", port, *DISKLESS
 
 
 def connections(port: int) -> int:
@@ -88,8 +80,7 @@ def cluster(tmp_path: Path) -> Iterator[list[Redis]]:
     until(lambda: sum("master_link_status:up" in cli(server.port, "info", "replication") for server in servers) == 3)
     yield servers
     for server in servers:
-        server.process.send_signal(signal.SIGCONT)
-        server.stop()
+        server.end()
 
 
 def of_groups(rows: Any) -> dict[bytes, tuple[bytes, int, bytes]]:
@@ -121,17 +112,17 @@ def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[
     (queue,) = BROKER.sources([url])
     where = f"127.0.0.1:{cluster[3].port}".encode()
     truth = {name.encode(): (where, 6 + i, b"ok") for i, name in enumerate(NAMES)}
-    rows = until(lambda: rows if len(of_groups(rows := poll(queue))) == 7 else None)
+    rows = until_rows(queue, lambda rows: len(of_groups(rows)) == 7)
     assert of_groups(rows) == truth
     assert len({row["peer"].tobytes() for row in rows}) == 3
     killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
     until(lambda: _replicated(killed))  # else data are lost
     its = {row["destination"] for row in rows if row["peer"].tobytes()[16:] == killed.port.to_bytes(2, "little")}
     assert its
-    killed.stop()
+    killed.end()
     down = of_groups(poll(queue))
     assert {name for name, (_, _, status) in down.items() if status == b"down"} == its
-    rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+    rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
     assert of_groups(rows) == truth
     assert np.count_nonzero(rows["consumer_group"] == b"g") == 7
     queue.close()
@@ -160,7 +151,7 @@ def test_keys_with_an_expiry_of_a_cluster_are_those_of_all_its_primaries(cluster
     killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
     until(lambda: _replicated(killed))
     its = {key.encode() for key in keys if "MOVED" not in cli(killed.port, "PEXPIRETIME", key)}
-    killed.stop()
+    killed.end()
     down = due(queue)
     assert down.pop(b"") is None  # those of the killed one
     assert down == {key: at for key, at in truth.items() if key not in its}
@@ -210,30 +201,32 @@ def test_a_stream_that_is_being_moved_to_another_server_is_unknown_meanwhile(clu
     queue.close()
 
 
-def begin_sentinel(directory: Path, primary: Redis, timeout_ms: int = 5000) -> tuple[subprocess.Popen[bytes], int]:
-    """A Sentinel of the service shop, with a password, and its port. timeout_ms: as long it leaves a replica alone that
-    has its data by another address than the primary's.
+class Sentinel(ServerProcess):
+    """Of the service shop. lines: of its configuration."""
+
+    def __init__(self, directory: Path, primary: int, *lines: str, tls: bool = False) -> None:
+        self.directory, self.port = directory, free_port()
+        config = directory / "sentinel.conf"
+        config.write_text("\n".join([f"sentinel monitor shop 127.0.0.1 {primary} 1", *lines, ""]))
+        ports = ("--port", "0", "--tls-port") if tls else ("--port",)
+        self.run(["redis-server", str(config), "--sentinel", "--bind", "127.0.0.1", *ports, str(self.port)])
+        listening(self.port, process=self.process)
+
+
+def begin_sentinel(directory: Path, primary: Redis, timeout_ms: int = 5000) -> Sentinel:
+    """With a password. timeout_ms: as long it leaves a replica alone that has its data by another address than the
+    primary's.
     """
-    config = directory / "sentinel.conf"
-    config.write_text(
-        f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-        f"requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop {timeout_ms}\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"]
-    sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    with socket.socket() as probe:
-        until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0)
-    return sentinel, port
+    times = ("down-after-milliseconds shop 1000", f"failover-timeout shop {timeout_ms}")
+    return Sentinel(directory, primary.port, "requirepass s3cr3t", *(f"sentinel {one}" for one in times))
 
 
 def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) -> None:
     for name in "abs":
         (tmp_path / name).mkdir()
-    primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
-    sentinel = None
-    try:
+    with ExitStack() as ends:
+        primary = ends.enter_context(Redis(tmp_path / "a", *DISKLESS))
+        replica = ends.enter_context(Redis(tmp_path / "b"))
         replica.do("REPLICAOF", "127.0.0.1", primary.port)
         fill(primary, 41, stream="jobs")
         primary.do("XGROUP", "CREATE", "jobs", "g", "7-0")
@@ -242,18 +235,18 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         truth: Any = {f"lock:{i}".encode(): primary.do("PEXPIRETIME", f"lock:{i}") for i in range(7)}
         received = "slave_read_repl_offset"  # of a replica; until then a killed primary takes entries with it
         until(lambda: 0 < offset(primary, "master_repl_offset") <= offset(replica, received))
-        sentinel, port = begin_sentinel(tmp_path / "s", primary)
+        port = ends.enter_context(begin_sentinel(tmp_path / "s", primary)).port
         where = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"
         (queue,) = BROKER.sources([f"{where}&locks=lock:*&streams=jobs"])
-        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
         name = b"shop@127.0.0.1:1"
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert due(queue) == truth
         until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
-        primary.stop()
+        primary.end()
         assert of_groups(poll(queue)) == {b"jobs": (name, -(2**63), b"down")}
         assert queue.timers() == []  # those of before stay
-        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        rows = until_rows(queue, lambda rows: b"down" not in rows["status"].tolist())
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert rows["peer"][0].tobytes()[16:] == replica.port.to_bytes(2, "little")
         assert due(queue) == truth
@@ -268,12 +261,6 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         assert (row["status"], failure(row)) == (b"down", "login")
         assert b"WRONGPASS" in row["reason"]
         assert b"s3cr3t" not in row["reason"]
-    finally:
-        for server in (primary, replica):
-            server.stop()
-        if sentinel is not None:
-            sentinel.kill()
-            sentinel.wait()
 
 
 def test_urls_of_several_servers() -> None:
@@ -296,12 +283,9 @@ def test_urls_of_several_servers() -> None:
 
 
 def test_slots_are_those_of_the_server(tmp_path: Path) -> None:
-    server = Redis(tmp_path, *options())
-    try:
+    with Redis(tmp_path, *options()) as server:
         for key in ("foo", "", "{user1000}.following", "foo{}{bar}", "foo{{bar}}zap", "foo{bar}{zap}", "{", "a}b{c"):
             assert slot(key.encode()) == server.do("CLUSTER", "KEYSLOT", key), key
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize(

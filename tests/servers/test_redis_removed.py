@@ -16,8 +16,9 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.correlate.correlator import Correlator
 from agent.queues.brokers.redis import BROKER
 from agent.queues.queue import Queue
-from tests.servers.celery_pieces import wait
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.patience import until
+from tests.servers.polled import poll
+from tests.servers.test_redis_streams import Redis, redis
 from tests.unit.correlate_scenarios import latest
 
 __all__ = ["redis"]
@@ -30,7 +31,7 @@ def of(queue: Queue, group: bytes = b"g") -> Any:
 
 def counted(queue: Queue, lag: int, group: bytes = b"g") -> Any:
     """The row once the entries are counted, which takes more than one poll on a busy machine."""
-    wait(lambda: of(queue, group)["exact"] == 1)
+    until(lambda: of(queue, group)["exact"] == 1)
     row = of(queue, group)
     assert (row["lag_messages"], row["exact"]) == (lag, 1)
     return row
@@ -123,11 +124,11 @@ def test_entries_that_are_deleted_in_the_middle_of_what_waits(redis: Redis) -> N
         redis.do("XDEL", "s", *ids[500:523])
         for group, lag in ((b"idle", 986), (b"g", 983)):
             counted(queue, lag, group)
-            wait(lambda group=group: of(queue, group)["removed"] == 23)
+            until(lambda group=group: of(queue, group)["removed"] == 23)
         redis.do("XDEL", "s", *ids[700:707], *ids[:2])  # the first two are read by g
         for group, lag, gone in ((b"idle", 977, 32), (b"g", 976, 30)):
             counted(queue, lag, group)
-            wait(lambda group=group, gone=gone: of(queue, group)["removed"] == gone)
+            until(lambda group=group, gone=gone: of(queue, group)["removed"] == gone)
         left = 976
         for i in range(11):  # it reads on, and what waits is deleted between two polls
             before = of(queue)
@@ -138,7 +139,7 @@ def test_entries_that_are_deleted_in_the_middle_of_what_waits(redis: Redis) -> N
             assert not took > 7.001, i
             counted(queue, left)
         assert of(queue)["removed"] <= 30 + 33
-        wait(lambda: of(queue, b"idle")["removed"] == 32 + 33)
+        until(lambda: of(queue, b"idle")["removed"] == 32 + 33)
 
 
 @pytest.mark.parametrize("keeps_up", [False, True])

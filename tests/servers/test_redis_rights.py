@@ -10,8 +10,9 @@ import pytest
 from agent.common.resp import RedisUrl, RespClient
 from agent.queues.brokers.redis import BROKER
 from agent.tables import TABLES
+from tests.servers.polled import poll
 from tests.servers.test_redis_lag import READ, fill
-from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.servers.test_redis_streams import Redis, redis
 
 __all__ = ["redis"]
 

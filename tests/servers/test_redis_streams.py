@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +18,14 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.queues import redis_scan
 from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.judged import Judged
-from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
-from agent.queues.queue import Queue
 from agent.queues.redis_scan import MAX_STREAMS
 from tests.chosen import OTHER_RELEASES
+from tests.patience import listening
+from tests.ports import free_port
 from tests.releases import program, unpacked
+from tests.servers.polled import one, poll, until_drained
+from tests.servers.process import ServerProcess
 
 #: This host's release (Debian 12: 7.0), and Debian 13's (8.0).
 RELEASES = ("own", OTHER_RELEASES[0])
@@ -40,45 +40,18 @@ def server_of(release: str) -> list[str]:
     return program(unpacked(f"{release}-redis", release, packages), "usr/bin/redis-server")
 
 
-class Redis:
+class Redis(ServerProcess):
     """A private server on a free port. command: of ``server_of``."""
 
     def __init__(self, directory: Path, *options: str, command: Sequence[str] = ("redis-server",)) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.directory, self.options, self.command = directory, options, command
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *self.command,
-                "--port",
-                str(self.port),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--dir",
-                str(self.directory),
-                *self.options,
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except ConnectionRefusedError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        where = f"--port {self.port} --bind 127.0.0.1 --dir {self.directory}"
+        self.run([*self.command, *where.split(), "--save", "", *self.options])
+        listening(self.port, process=self.process)
 
     @property
     def url(self) -> str:
@@ -102,20 +75,8 @@ class Redis:
 
 @pytest.fixture(params=RELEASES)
 def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path, command=server_of(request.param))
-    yield server
-    server.process.send_signal(signal.SIGCONT)
-    server.stop()
-
-
-def poll(queue: Queue) -> np.ndarray:
-    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
-
-
-def one(queue: Queue) -> Any:
-    rows = poll(queue)
-    assert len(rows) == 1
-    return rows[0]
+    with Redis(tmp_path, command=server_of(request.param)) as server:
+        yield server
 
 
 def test_lag_pending_and_ages_are_exact(redis: Redis) -> None:
@@ -340,13 +301,13 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis, named: str) -> Non
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url + named), timeout_s=0.1))
     assert one(queue)["status"] == b"ok"
-    redis.process.send_signal(signal.SIGSTOP)
+    redis.pause()
     row = one(queue)
-    redis.process.send_signal(signal.SIGCONT)
+    redis.go_on()
     assert (row["status"], row["destination"], row["consumer_group"]) == (b"down", b"jobs", b"g")
     assert b"no answer within 0.1 s" in row["reason"]
     assert row["poll_ns"] >= 100_000_000
-    redis.stop()
+    redis.end()
     row = one(queue)
     assert row["status"] == b"down"
     assert b"refused" in row["reason"]
@@ -396,11 +357,7 @@ def test_the_brokers_process_asks_it(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
     redis.add("s", 13)
     brokers = BrokerPoller("redis", (redis.url,), 0.1)
-    rows: list[Any] = []
-    until = time.monotonic() + 20
-    while len(rows) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
-        rows += [row for batch in brokers.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)) for row in batch.rows]
+    rows = until_drained(brokers, lambda rows: len(rows) >= 3)
     brokers.close()
     assert {
         (row["system"], row["destination"], row["consumer_group"], row["lag_messages"], row["exact"], row["status"])

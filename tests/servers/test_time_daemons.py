@@ -21,7 +21,7 @@ from agent.tables import TABLES
 from tests.cable import Cable
 from tests.lab.ntpserver import NtpServer
 from tests.lab.timedaemons import Daemon, chronyc, chronyd, ntpd, ntpq
-from tests.patience import PATIENCE
+from tests.patience import until
 
 DELAY_S = 0.003
 TABLE = TABLES["clock_daemon"]
@@ -57,26 +57,19 @@ class Node:
     def rows(self, daemon: str, kind: str, enough: int = 1, limit_s: float = 20) -> list[dict[str, Any]]:
         """Drains until there are enough new rows of that sort; returns all that came, oldest first."""
         found: list[dict[str, Any]] = []
-        end = time.monotonic() + limit_s * PATIENCE
+
+        def turn() -> None:
+            for batch in self.source.drain(boot_ns()):
+                self.batches.append(batch)
+                found.extend(r for r in map(decoded, batch.rows) if (r["daemon"], r["kind"]) == (daemon, kind))
+
         with self.wire.left.entered():
-            while len(found) < enough:
-                assert time.monotonic() < end, f"{len(found)} of {enough} rows: {self.source.state()}"
-                for batch in self.source.drain(boot_ns()):
-                    self.batches.append(batch)
-                    found += [r for r in map(decoded, batch.rows) if (r["daemon"], r["kind"]) == (daemon, kind)]
-                time.sleep(0.005)
+            until(lambda: len(found) >= enough, limit_s, 0.005, why=self.source.state, turn=turn)
         return found
 
 
 def boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def until(done: Callable[[], bool], limit_s: float = 30) -> None:
-    end = time.monotonic() + limit_s * PATIENCE
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from agent.queues.poller_process import BrokerPoller
 from agent.queues.timer_effect import Timers, effects, plain
 from agent.service.control import Control
 from tests.commands import tickscope
-from tests.patience import PATIENCE
-from tests.servers.celery_pieces import Worker, application, wait
+from tests.patience import PATIENCE, until
+from tests.servers.celery_pieces import Worker, application
 from tests.servers.etcd import Etcd
 from tests.servers.nats import SECOND, Nats
 from tests.servers.test_redis_order import uuid7
@@ -56,17 +56,16 @@ def ends() -> Iterator[ExitStack]:
 
 
 def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_path: Path) -> None:
-    redis = Redis(tmp_path)
-    ends.callback(redis.stop)
+    redis = ends.enter_context(Redis(tmp_path))
     worker = Worker(redis.url, tmp_path, options={"visibility_timeout": VISIBILITY_S})
     ends.callback(worker.end)
     app = application(redis.url, visibility_timeout=VISIBILITY_S)
     for _ in range(HELD):  # the worker has room for them until it runs something
         app.send_task("early", (0,), countdown=LATER_S)
-    wait(lambda: redis.do("ZCARD", "unacked_index") == HELD)
+    until(lambda: redis.do("ZCARD", "unacked_index") == HELD)
     for _ in range(RUNNING):
         app.send_task("late", (LATER_S,))
-    wait(lambda: redis.do("ZCARD", "unacked_index") == RUNNING + HELD)
+    until(lambda: redis.do("ZCARD", "unacked_index") == RUNNING + HELD)
     for i in range(LOCKS):
         redis.do("SET", f"lock:{i}", "1", "PX", (LATER_S + i) * 1000)
     redis.do("SET", "lock:for ever", "1")
@@ -77,7 +76,7 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     urls = {"celery": f"{redis.url}?visibility_timeout={VISIBILITY_S}", "redis": f"{redis.url}?locks=lock:*"}
     observed = ObservedTimers(urls, ends)
     count = RUNNING + HELD + HELD + LOCKS  # those that are held have a set time, too
-    wait(lambda: len(observed.rows()) == count)
+    until(lambda: len(observed.rows()) == count)
     rows = observed.rows()
     assert {row["object"] for row in rows} == set(due)
     wall = {row["object"]: row["due_wall_ns"] for row in rows if row["clock"] == "wall"}
@@ -119,7 +118,7 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     redis.do("DEL", *(f"lock:{i}" for i in range(LOCKS)))
     worker.end()
     redis.do("DEL", "unacked", "unacked_index")
-    wait(lambda: observed.rows() == [])
+    until(lambda: observed.rows() == [])
     done = tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (3, b""), done
     assert tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path / "no")).returncode == 4
@@ -131,8 +130,7 @@ def test_ids_that_a_step_back_would_repeat(ends: ExitStack, tmp_path: Path, form
     """A producer makes an id each 5 ms; another stopped an hour ago, and a third one counts. What sorts before the
     highest id until which time is compared with ids of a clock that is behind by so much.
     """
-    redis = Redis(tmp_path)
-    ends.callback(redis.stop)
+    redis = ends.enter_context(Redis(tmp_path))
 
     def made(ms: int) -> str:
         return uuid7(ms) if form == "UUIDv7" else str(ms - 1_288_834_974_657 << 22 | 5 << 12)
@@ -155,7 +153,7 @@ def test_ids_that_a_step_back_would_repeat(ends: ExitStack, tmp_path: Path, form
     ends.callback(thread.join)
     ends.callback(over.set)
     observed = ObservedTimers({"redis": f"{redis.url}?streams=orders,old,counted&id=id"}, ends)
-    wait(lambda: len(observed.rows()) == 2)
+    until(lambda: len(observed.rows()) == 2)
     for size_ms in (-7_200_000, -500, 7_200_000):
         now = sample.read()
         observed.rows()
@@ -191,8 +189,8 @@ def test_a_jump_and_the_timers_of_etcd_and_nats(ends: ExitStack, tmp_path: Path)
     js.consumer("aged", "c", ack_wait=LATER_S * SECOND)
     js.pull("aged", "c", 7)
     observed = ObservedTimers({"etcd": etcd.url, "nats": nats.url}, ends)
-    wait(lambda: [row["was_due_ns"] is not None for row in observed.rows() if row["kind"] == "lease"] == [True])
-    wait(lambda: len(observed.rows()) == 4)
+    until(lambda: [row["was_due_ns"] is not None for row in observed.rows() if row["kind"] == "lease"] == [True])
+    until(lambda: len(observed.rows()) == 4)
     for size_s in (7200, -7200):
         now = sample.read()
         made = effects(observed.timers.latest(now.t_ns), now.t_ns, size_s * S, now.real_boot_ns)

@@ -8,27 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agent.cli.status import memory_of
 from agent.errors import AgentError
 from agent.service.control import ask
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, returned, tries, until
 
 TICKSCOPE = Path(sys.executable).with_name("tickscope")
-
-
-def asking_until(end: float, first_s: float) -> Iterator[None]:
-    """Again and again until then, ever more seldom: a command takes half a second of a processor."""
-    pause_s = first_s
-    while True:
-        yield
-        if time.monotonic() > end:
-            return
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 2)
 
 
 class Agent:
@@ -74,7 +63,7 @@ class Agent:
     def rows(self, table: str, where: str, enough: int = 0, limit_s: float = 10) -> list[dict[str, Any]]:
         """Rows of a table; waits until there are ``enough``, then a second longer, so that a surplus shows."""
         rows: list[dict[str, Any]] = []
-        for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.2):
+        for _ in tries(limit_s, 0.2, 2):
             rows = self.json("query", table, "--where", where)["rows"]
             if len(rows) >= enough:
                 time.sleep(1)
@@ -82,24 +71,18 @@ class Agent:
         return rows
 
     def ready(self, limit_s: float = 30) -> Agent:
-        end = time.monotonic() + limit_s * PATIENCE
-        while b"ready attached=" not in self.errors.read_bytes():
-            assert self.process.poll() is None, self.errors.read_text()
-            assert time.monotonic() < end, self.errors.read_text()
-            time.sleep(0.05)
+        until(
+            lambda: b"ready attached=" in self.errors.read_bytes() or self.process.poll() is not None,
+            limit_s,
+            0.05,
+            why=self.log,
+        )
+        assert self.process.poll() is None, self.log()
         return self
 
     def status(self) -> dict[str, Any]:
         """As `tickscope status --wait` has it. Asked from here, since tests ask often."""
-        end = time.monotonic() + 10 * PATIENCE
-        while True:
-            try:
-                answer: dict[str, Any] = ask(self.env["TICKSCOPE_RUN_DIR"], "status")
-                break
-            except AgentError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
+        answer: dict[str, Any] = returned(lambda: ask(self.env["TICKSCOPE_RUN_DIR"], "status"), AgentError, 10)
         return {**answer, "processes": [memory_of(one) for one in answer["processes"]]}
 
     def pid(self, role: str = "agent") -> int:
@@ -120,11 +103,8 @@ class Agent:
                 self.process.wait()
 
     def until(self, what: Callable[[], Any], limit_s: float = 60) -> Any:
-        """What it returns once that is true."""
-        for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.3):
-            if found := what():
-                return found
-        raise AssertionError(self.log())
+        """What it returns once that is true: a command takes half a second of a processor."""
+        return until(what, limit_s, 0.3, 2, why=self.log)
 
     def log(self) -> str:
         return self.errors.read_text()

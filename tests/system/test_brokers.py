@@ -69,7 +69,7 @@ def test_a_credential_of_systemd_is_read_before_root_is_given_up(start: Callable
         assert row["status"] == "ok"
         assert "s3cr3t" not in agent.log() + json.dumps(agent.status())
     finally:
-        server.stop()
+        server.end()
 
 
 def test_it_ends_with_an_agent_that_is_killed(start: Callable[..., Agent]) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
-from tests.system.agent import Agent, asking_until
+from tests.patience import tries
+from tests.system.agent import Agent
 
 #: Answers each line; one that says how long a text to search computes first, by a pattern that tries all ways.
 LOOP = """
@@ -81,7 +81,7 @@ def reported(agent: Agent, pid: int, cause: str, limit_s: float = 15) -> dict[st
     cause.
     """
     found = list[dict[str, Any]]()
-    for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.3):
+    for _ in tries(limit_s, 0.3, 2):
         found = agent.json("findings")["rows"]
         for one in found:
             if any(held["cause"] == cause and f"pid {pid} " in held["words"] for held in one["causes"]):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.ports import free_port
-from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.celery_pieces import Worker, application
 from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 
@@ -27,8 +28,7 @@ def test_a_worker_that_ends_is_a_finding_about_its_queue(
 ) -> None:
     page, over = free_port(), threading.Event()
     with ExitStack() as ends:
-        redis = Redis(tmp_path)
-        ends.callback(redis.stop)
+        redis = ends.enter_context(Redis(tmp_path))
         agent = start("--celery", f"{redis.url}?queues=celery", config=f"prometheus: 127.0.0.1:{page}\n").ready()
         worker = Worker(redis.url, tmp_path)
         ends.callback(worker.end)
@@ -50,7 +50,7 @@ def test_a_worker_that_ends_is_a_finding_about_its_queue(
         agent.rows("queue_lag", "system = 'celery' AND lag_messages IS NOT NULL", USUAL, limit_s=60)
         assert found() is None
         worker.signal(number)
-        finding = wait(found)
+        finding = until(found)
         (queue,) = [row for row in agent.json("queues")["rows"] if row["system"] == "celery"]
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             metrics = answer.read().decode()
@@ -70,8 +70,7 @@ def test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue(
         brokers = []
         for name in "ab":
             (tmp_path / name).mkdir()
-            brokers.append(Redis(tmp_path / name))
-            ends.callback(brokers[-1].stop)
+            brokers.append(ends.enter_context(Redis(tmp_path / name)))
         urls = [word for one in brokers for word in ("--celery", f"{one.url}?queues=celery&workers=true")]
         agent = start(*urls).ready()
         worker = Worker(";".join(one.url for one in brokers), tmp_path)
@@ -84,11 +83,11 @@ def test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue(
             return next((one for one in named if one["server"] == f"127.0.0.1:{port}"), None)
 
         first, second = (one.port for one in brokers)
-        before = wait(lambda: listed(first))
+        before = until(lambda: listed(first))
         assert (before["pid"], before["switches"]) == (worker.process.pid, 0)
         assert before["connects"] > 0
-        brokers[0].stop()
-        after = wait(lambda: listed(second))
+        brokers[0].end()
+        after = until(lambda: listed(second))
         assert (after["pid"], after["proc_start_ns"]) == (before["pid"], before["proc_start_ns"])
         assert after["switches"] > 0
         assert after["failed"] + after["closed"] > 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.system.agent import Agent
 
 PROGRAM = Path(__file__).parent / "programs" / "limited.py"
@@ -28,10 +28,7 @@ def servers(tmp_path: Path) -> list[subprocess.Popen[bytes]]:
         for _ in range(2)
     ]
     for one in found:
-        end = time.monotonic() + 10 * PATIENCE
-        while Path(f"/proc/{one.pid}/comm").read_text() != "redis-server\n":
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda comm=Path(f"/proc/{one.pid}/comm"): comm.read_text() == "redis-server\n")
     return found
 
 

@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.binaries.gopcln import magics
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.system.agent import Agent
 from tests.unit.hostile_elf import elf, note
 
@@ -89,14 +88,6 @@ def asked_all_the_time(agent: Agent) -> Iterator[list[float]]:
     finally:
         stop.set()
         thread.join()
-
-
-def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 30 * PATIENCE
-    while not (got := what()):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return got
 
 
 @pytest.fixture
@@ -169,7 +160,9 @@ def test_a_user_who_maps_many_libraries_takes_only_his_share_of_the_descriptors(
     with ExitStack() as stack:
         for at in range(0, FILES, 4):
             stack.enter_context(mapping(1, paths[at : at + 4]))
-        until(lambda: any("share of probe descriptors is used up" in p["reason"] for p in agent.status()["programs"]))
+        agent.until(
+            lambda: any("share of probe descriptors is used up" in p["reason"] for p in agent.status()["programs"])
+        )
         assert shake(agent) == 3
         examining = agent.status()["examining"]
         assert examining["probe_descriptors"] <= examining["probe_descriptors_limit"] * 3 // 4
@@ -198,7 +191,7 @@ def test_programs_that_take_long_to_examine_hold_nobody_up(
                 stack.enter_context(running(sys.executable, "-c", f"{NOBODY}os.execv(sys.argv[1], sys.argv[1:])", path))
             )
         assert shake(agent) == 3
-        until(
+        agent.until(
             lambda: (
                 {f"limiter:hostile{number}" for number in range(8)} <= {p["probe"] for p in agent.status()["programs"]}
             )
@@ -220,7 +213,7 @@ def test_a_library_that_is_mapped_60_000_times_costs_nobody_else_a_probe(
         agent = start().ready()
         if not system:
             stack.enter_context(mapping(60_000, [path]))
-            until(lambda: any("mapp" in p["reason"] for p in agent.status()["programs"]))
+            agent.until(lambda: any("mapp" in p["reason"] for p in agent.status()["programs"]))
         assert shake(agent) == 3
         whole(agent)
     assert shake(agent) == 3

@@ -8,12 +8,11 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.system.agent import PATIENCE, Agent
+from tests.system.agent import Agent
 
 DECISIONS = 1511
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -105,10 +104,7 @@ def test_a_collector_that_fails_holds_nothing_up(
                 json.dumps({"limiter": "shop", "result": "refused"}).encode(), str(agent.run_dir / "intake.sock")
             )
     assert len(agent.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)) == DECISIONS
-    end = time.monotonic() + 30 * PATIENCE
-    while (export := agent.status()["export"]["otlp"])["state"] == "ok":
-        assert time.monotonic() < end, export
-        time.sleep(0.2)
+    export = agent.until(lambda: (otlp := agent.status()["export"]["otlp"])["state"] != "ok" and otlp)
     assert export["last_error"]
     assert export["remedy"]
     assert export["sent_spans"] == 0

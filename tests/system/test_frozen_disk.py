@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
-from tests.system.test_full_disk import Flood, lost, memory, until
+from tests.system.test_full_disk import Flood, lost, memory
 
 #: What waits, what came meanwhile and is not in the backlog yet, and copies.
 _GROWTH_BYTES = 64 << 20
@@ -46,9 +46,9 @@ def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent
     agent = start(env={"TICKSCOPE_STORE": str(disk.path / "store")}, config=f"prometheus: 127.0.0.1:{port}\n").ready()
     before = memory(agent)
     with Flood(agent) as flood:
-        until(lambda: agent.json("query", "limiter_decision", "--limit", "1")["rows"])
+        agent.until(lambda: agent.json("query", "limiter_decision", "--limit", "1")["rows"])
         disk.freeze()
-        store = until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
+        store = agent.until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
         assert store["state"] == "degraded"
         assert "the file system does not answer" in store["reason"] and "stalled for " in store["reason"]
         assert "fsfreeze" in store["remedy"]
@@ -57,9 +57,9 @@ def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent
         assert slowest_s(lambda: urllib.request.urlopen(page, timeout=2 * _HELD_UP_S).read()) < _HELD_UP_S
         assert agent.json("query", "limiter_decision", "--limit", "1")["rows"], "what was stored before can be read"
         assert memory(agent) < before + _GROWTH_BYTES
-        until(lambda: "tickscope: store: stalled: the file system does not answer; try: thaw it" in agent.log())
+        agent.until(lambda: "tickscope: store: stalled: the file system does not answer; try: thaw it" in agent.log())
         disk.thaw()
-        until(lambda: agent.status()["store"]["state"] == "ok")
+        agent.until(lambda: agent.status()["store"]["state"] == "ok")
     time.sleep(1)
     missing = lost(agent, "limiter_decision")
     assert missing > 0
@@ -77,8 +77,8 @@ def test_an_agent_that_ends_or_starts_meanwhile_reports_what_it_waits_for(
     second = start(env={"TICKSCOPE_STORE": str(disk.path / "store")})
     assert second.process.wait(20 * PATIENCE) == 4
     assert "does not answer" in second.log() and "fsfreeze" in second.log()
-    until(lambda: "this process ends when the file system answers" in agent.log())
-    until(lambda: not (agent.run_dir / "control.sock").exists())
+    agent.until(lambda: "this process ends when the file system answers" in agent.log())
+    agent.until(lambda: not (agent.run_dir / "control.sock").exists())
     assert agent.process.poll() is None
     disk.thaw()
     assert agent.process.wait(10 * PATIENCE) == 4

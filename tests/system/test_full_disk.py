@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
-from tests.system.agent import Agent, asking_until
+from tests.system.agent import Agent
 
 #: ioctl of ext4: from now on every access fails with EIO, as on a disk that is gone.
 _EXT4_SHUTDOWN, _NO_FLUSH = 0x8004587D, struct.pack("<I", 2)
@@ -92,13 +90,6 @@ class Flood:
                 time.sleep(0.001)
 
 
-def until(what: Callable[[], Any]) -> Any:
-    for _ in asking_until(time.monotonic() + 40 * PATIENCE, 0.2):
-        if got := what():
-            return got
-    raise AssertionError
-
-
 def memory(agent: Agent) -> int:
     return sum(int(p["pss_bytes"]) for p in agent.status()["processes"])
 
@@ -114,7 +105,7 @@ def test_what_a_full_disk_costs_is_reported_while_it_is_full_and_adds_up_after(
     agent = start(env={"TICKSCOPE_STORE": str(small / "store")}).ready()
     before = memory(agent)
     with Flood(agent) as flood:
-        until(
+        agent.until(
             lambda: (
                 {"limiter_decision", "tcp_close"}
                 <= {loss["source"] for loss in agent.status()["loss"] if loss["stage"] == "store"}
@@ -123,14 +114,14 @@ def test_what_a_full_disk_costs_is_reported_while_it_is_full_and_adds_up_after(
         store = agent.status()["store"]
         assert "No space left" in store["reason"]
         assert store["remedy"]
-        first = until(lambda: lost(agent, "limiter_decision"))
-        until(lambda: lost(agent, "limiter_decision") > first)
+        first = agent.until(lambda: lost(agent, "limiter_decision"))
+        agent.until(lambda: lost(agent, "limiter_decision") > first)
         asked = agent.cli("query", "tcp_close", "--limit", "1", check=False)
         assert "No space left" in asked.stderr
         assert "records lost in store (tcp_close)" in asked.stderr
         assert memory(agent) < before + _GROWTH_BYTES
     subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
-    until(lambda: agent.status()["store"]["state"] == "ok")
+    agent.until(lambda: agent.status()["store"]["state"] == "ok")
     time.sleep(1)
     stored = agent.json("sql", "SELECT count(*) n FROM limiter_decision")["rows"][0]["n"]
     missing = lost(agent, "limiter_decision")
@@ -157,7 +148,7 @@ def test_a_disk_that_is_gone_is_survived(start: Callable[..., Agent], disk: Path
     agent = start(env={"TICKSCOPE_STORE": str(disk / "store")}).ready()
     with gone(disk):
         with Flood(agent):
-            store = until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
+            store = agent.until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
         assert "Input/output error" in store["reason"]
         assert "dmesg" in store["remedy"]
         asked = agent.cli("query", "limiter_decision", check=False)
@@ -173,7 +164,7 @@ def test_a_disk_that_the_kernel_makes_read_only_is_survived(start: Callable[...,
     assert agent.rows("socket_queue", "true", 1)
     subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=False, capture_output=True)
     with Flood(agent):
-        store = until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
+        store = agent.until(lambda: (s := agent.status()["store"])["dropped_rows"] and s)
     assert "Read-only file system" in store["reason"]
     assert "read-write" in store["remedy"]
     assert agent.json("query", "socket_queue", "--limit", "1")["rows"]  # what was stored before can be read

@@ -38,7 +38,7 @@ while True:
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     server = Kafka(fetched(tmp_path_factory.mktemp("kafka-libraries")), tmp_path_factory.mktemp("kafka"))
     yield server
-    server.stop()
+    server.end()
 
 
 def test_a_stopped_consumer_is_a_finding(kafka: Kafka, start: Callable[..., Agent]) -> None:

@@ -27,7 +27,7 @@ from agent.lab.stage.cgroups import roots
 from agent.lab.stage.namespaces import ENDED_S, Namespaces, reap
 from agent.lab.stage.stage import GUESTS, Stage
 from agent.lab.truth import RECORDING, Truth
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 TICKSCOPE = Path(sys.executable).with_name("tickscope")
 
@@ -141,7 +141,7 @@ def test_a_killed_laboratory_leaves_nothing(tmp_path: Path, janitor: str) -> Non
     command = [str(TICKSCOPE), "lab", "run", "disk_frozen", "--duration", "60s", "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as lab:
         try:
-            _wait(lambda: any("lab-api-journal" in p and _state(p) == "D" for p in left_behind()["processes"]))
+            until(lambda: any("lab-api-journal" in p and _state(p) == "D" for p in left_behind()["processes"]))
             before = left_behind()
             assert all(before[what] for what in before if what != "mounts"), "the mount is in the run's own namespace"
             if janitor == "is killed too":
@@ -152,7 +152,7 @@ def test_a_killed_laboratory_leaves_nothing(tmp_path: Path, janitor: str) -> Non
         time.sleep(0.5)
         assert left_behind() != nothing()
         assert ledger.sweep() == []
-    _wait(lambda: left_behind() == nothing())
+    until(lambda: left_behind() == nothing(), 60, 0.1, why=left_behind)
 
 
 @pytest.mark.parametrize("seed", range(3, 9))
@@ -222,11 +222,3 @@ def _state(entry: str) -> str:
         return Path(f"/proc/{entry.split(maxsplit=1)[0]}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _wait(true: object, limit_s: float = 60) -> None:
-    assert callable(true)
-    until = time.monotonic() + limit_s * PATIENCE
-    while not true():
-        assert time.monotonic() < until, left_behind()
-        time.sleep(0.1)

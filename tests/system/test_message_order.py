@@ -25,8 +25,7 @@ def test_what_a_killed_consumer_held_is_consumed_again_and_the_kill_is_the_cause
 ) -> None:
     page = free_port()
     with ExitStack() as ends:
-        redis = Redis(tmp_path)
-        ends.callback(redis.stop)
+        redis = ends.enter_context(Redis(tmp_path))
         redis.do("XGROUP", "CREATE", "orders", "billing", "$", "MKSTREAM")
         agent = start("--redis", f"{redis.url}?id=n", config=f"prometheus: 127.0.0.1:{page}\n").ready()
 

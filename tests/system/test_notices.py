@@ -13,13 +13,13 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kernel.clock_rig import PROLOGUE
+from tests.patience import until
 from tests.ports import free_port
-from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
+from tests.system.agent import TICKSCOPE, Agent
 
 
 def step() -> None:
@@ -31,13 +31,6 @@ def step() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def wait(what: Callable[[], Any]) -> Any:
-    for _ in asking_until(time.monotonic() + 20 * PATIENCE, 0.1):
-        if got := what():
-            return got
-    raise AssertionError
-
-
 @pytest.mark.usefixtures("own_clock")
 def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., Agent], tmp_path: Path) -> None:
     port = free_port()
@@ -47,16 +40,16 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     agent.root.chmod(0o755)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.connect(str(agent.run_dir / "notices.sock"))
-    wait(lambda: agent.status()["notices"]["subscribers"] == 2)
+    agent.until(lambda: agent.status()["notices"]["subscribers"] == 2)
     step()
     notices = client.makefile("rb")
     reported = [json.loads(notices.readline()) for _ in range(2)]
     assert [n["size_ns"] > 0 for n in reported] == [True, False]
-    pending = wait(lambda: (n := agent.status()["notices"])["pending"] == 2 and n)
+    pending = agent.until(lambda: (n := agent.status()["notices"])["pending"] == 2 and n)
     assert pending["waiting"][0]["pid"] == os.getpid()
     assert f"not re-anchored: {pending['waiting'][0]['comm']} pid {os.getpid()}, 2 pending" in agent.cli("clock").stdout
     client.sendall(json.dumps({"ack": reported[0]["t_ns"], "limiter": "checkout"}).encode() + b"\n")
-    state = wait(
+    state = agent.until(
         lambda: (n := agent.status()["notices"])["acknowledged"] == 1 and n["hooks"]["exec"]["failed"] == 2 and n
     )
     assert state["last_ack"]["limiter"] == "checkout"
@@ -93,12 +86,7 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
         'tickscope_process_cpu_seconds_total{tickscope_role="agent"} ',
         "tickscope_store_size_bytes ",
     )
-    end = time.monotonic() + 20 * PATIENCE
-    while missing := [line for line in lines if line not in page()]:  # a drift is the slope over ten seconds
-        assert time.monotonic() < end, "\n".join(
-            [*missing, *(line for line in page().splitlines() if "_notices_" in line)]
-        )
-        time.sleep(0.5)
+    until(lambda: all(line in page() for line in lines), 20, 0.5, why=page)  # a drift is the slope over ten seconds
     client.close()
     rows = agent.rows("clock_change", "kind = 'step' AND abs(size_ns) < 5000", 2)
     assert [r["direction"] for r in rows] == ["forward", "backward"]
@@ -114,7 +102,7 @@ def test_by_default_small_steps_are_findings_too_but_no_alarms(start: Callable[.
     step()
     time.sleep(1.5)
     step()
-    rows = wait(
+    rows = agent.until(
         lambda: (
             (r := agent.json("findings")["rows"]) and len(r) == 2 and all("2 times" in f["sentence"] for f in r) and r
         )

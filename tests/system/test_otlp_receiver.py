@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_port
 from tests.servers.strict_receiver import StrictReceiver
 from tests.system.agent import Agent
@@ -53,17 +52,12 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
             (program.pid, rows[0]["comm"], "shop:http", "exact")
         }
         assert rows[0]["comm"].startswith("python")
-        end = time.monotonic() + 30 * PATIENCE
-        while time.monotonic() < end:
-            joined = {
-                (span.trace_id.hex(), span.parent_span_id.hex())
-                for span in collector.spans
-                if span.name == "decision refused"
-            }
-            if reported <= joined:  # this host has other limiters, too
-                break
-            time.sleep(0.1)
-        assert reported <= joined
+
+        def joined() -> set[tuple[str, str]]:
+            refused = [span for span in collector.spans if span.name == "decision refused"]
+            return {(span.trace_id.hex(), span.parent_span_id.hex()) for span in refused}
+
+        until(lambda: reported <= joined())  # this host has other limiters, too
         assert not collector.violations
         state = agent.status()["otlp_receiver"]
         assert (state["http"], state["decisions"], state["ignored"], state["invalid"]) == (

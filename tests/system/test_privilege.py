@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.system.agent import TICKSCOPE, Agent
 
 KERNEL = tuple(int(n) for n in os.uname().release.split(".")[:2])
@@ -44,10 +43,8 @@ def held(agent: Agent, **more: int) -> None:
         assert int(process["cap_eff"], 16) == promised[process["role"]]
         assert process["pss_bytes"] > 0
     assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
-    end = time.monotonic() + 5 * PATIENCE  # agent/posix/background.py: for some ms of urgent work it is SCHED_OTHER
-    while os.sched_getscheduler(agent.pid()) != os.SCHED_BATCH and time.monotonic() < end:
-        time.sleep(0.01)
-    assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH
+    # agent/posix/background.py: for some ms of urgent work it is SCHED_OTHER
+    until(lambda: os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH)
 
 
 def test_each_process_holds_only_what_is_promised(shared: Agent) -> None:

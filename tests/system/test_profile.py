@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
-from tests.system.agent import Agent, asking_until
+from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 
 USUAL_S, FREEZE_S, FAULT_S = 16, 0.7, 40
@@ -115,14 +114,6 @@ def freezing(below: FrozenDisk) -> Iterator[None]:
         thread.join()
 
 
-def until(found: Callable[[], Any], limit_s: float) -> Any:
-    value = None
-    for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.5):
-        if value := found():
-            break
-    return value
-
-
 def tracepoints(pid: int) -> list[str]:
     """Those that this process has programs attached to."""
     reported = []
@@ -157,10 +148,7 @@ def test_a_slow_disk_is_checked(start: Callable[..., Agent], tmp_path: Path, slo
     with journal(agent, device, tmp_path) as pid:
         time.sleep(USUAL_S)
         with freezing(below):
-            finding = until(lambda: _about_disk(agent), FAULT_S)
-            assert finding, (
-                agent.cli("findings", check=False).stdout + agent.cli("query", "investigation", check=False).stdout
-            )
+            finding = agent.until(lambda: _about_disk(agent), FAULT_S)
         profile = next(
             profile for profile in profiles(agent, pid) if _slowest_ns(agent, profile, device) > FREEZE_S / 3 * 1e9
         )
@@ -182,7 +170,7 @@ def test_a_slow_disk_is_checked(start: Callable[..., Agent], tmp_path: Path, slo
     assert not [row for row in status["loss"] if row["source"].startswith(("offcpu", "block", "contention"))]
     assert status["investigation"]["profiles"] >= 1 and status["investigation"]["spent_s"] <= 15
     assert "on-demand profile  none now; " in agent.cli("status").stdout
-    assert until(lambda: always_attached(agent.pid()) == attached, 10)
+    agent.until(lambda: always_attached(agent.pid()) == attached, 10)
 
 
 def _slowest_ns(agent: Agent, profile: dict[str, Any], device: str) -> int:

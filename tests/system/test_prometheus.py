@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from dashboards import alerts
+from tests.patience import PATIENCE, until
 from tests.ports import free_port
-from tests.system.agent import PATIENCE, Agent
-from tests.system.test_notices import step, wait
+from tests.system.agent import Agent
+from tests.system.test_notices import step
 
 _RULES = Path(alerts.__file__).with_suffix(".yaml")
 
@@ -72,7 +73,7 @@ def scraped(start: Callable[..., Agent], tmp_path: Path) -> Iterator[tuple[Agent
 @pytest.mark.usefixtures("own_clock")
 def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> None:
     _, server, page = scraped
-    wait(lambda: server.value("sum_over_time(up[1h])") >= 3)
+    until(lambda: server.value("sum_over_time(up[1h])") >= 3)
     for name in (
         "ntp_jump_count_total",
         "tickscope_clock_changes_total",
@@ -91,13 +92,13 @@ def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> No
             client.setblocking(False)
             client.connect_ex(full.getsockname())
         for alert in ("TickscopeClockJump", "TickscopeAcceptOverflow"):
-            wait(lambda alert=alert: server.query(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
+            until(lambda alert=alert: server.query(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
         for client in clients:
             client.close()
     assert server.value("increase(ntp_jump_count_total[1m])") > 0
     assert server.value('increase(tickscope_clock_changes_total{tickscope_kind="step"}[1m])') > 0
-    wait(lambda: server.value('increase(tickscope_findings_total{tickscope_symptom="clock_jump"}[1m])') > 0)
-    wait(lambda: server.value('increase(tickscope_findings_by_cause_total{tickscope_cause="clock_step"}[1m])') > 0)
+    until(lambda: server.value('increase(tickscope_findings_total{tickscope_symptom="clock_jump"}[1m])') > 0)
+    until(lambda: server.value('increase(tickscope_findings_by_cause_total{tickscope_cause="clock_step"}[1m])') > 0)
     # What Prometheus asks for is OpenMetrics, compressed, and it takes all of it.
     assert server.value("scrape_samples_scraped") < 5000
     done = subprocess.run(

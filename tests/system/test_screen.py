@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from tests.system.agent import PATIENCE, TICKSCOPE, Agent
+from tests.patience import PATIENCE
+from tests.system.agent import TICKSCOPE, Agent
 
 FRAME = b"\x1b[?25l\x1b[?7l\x1b[H"
 

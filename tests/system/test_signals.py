@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.agent import PATIENCE, TICKSCOPE, Agent
-from tests.system.test_notices import step, wait
+from tests.patience import PATIENCE, until
+from tests.system.agent import TICKSCOPE, Agent
+from tests.system.test_notices import step
 
 
 def _gone(group: int) -> bool:
@@ -43,7 +44,7 @@ def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(
         # On a busy host it may end before Python has a handler for the signal.
         assert early.wait(20 * PATIENCE) in (130, -signal.SIGINT), log.read_text()
         assert "Traceback" not in log.read_text() and "Error" not in log.read_text()
-        wait(partial(_gone, early.pid))
+        until(partial(_gone, early.pid))
 
 
 def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: Callable[..., Agent]) -> None:
@@ -61,7 +62,7 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
 
     def output(words: str) -> str:
         os.kill(agent.process.pid, signal.SIGHUP)
-        return str(wait(lambda: next((line for line in agent.log().splitlines() if words in line), None)))
+        return str(agent.until(lambda: next((line for line in agent.log().splitlines() if words in line), None)))
 
     first = json.loads(output("jump_threshold is now"))  # the format, too, is in force at once
     assert sorted(first["changed"]) == ["intake_keys", "jump_threshold", "log_format", "max_bytes", "poll_s"]
@@ -103,7 +104,7 @@ def test_findings_are_reported_when_opened_and_when_closed_with_priorities_for_t
         lines = [json.loads(line) for line in plain.log().splitlines()]
         return [line for line in lines if line.get("symptom") == "clock_jump"]  # others are of other tests' programs
 
-    wait(lambda: len(reported()) >= 2)
+    plain.until(lambda: len(reported()) >= 2)
     assert plain.stop() == 130
     ready, *_, stopped = (json.loads(line) for line in plain.log().splitlines())
     assert (ready["event"], ready["level"], ready["degraded"], stopped["event"]) == ("ready", "info", 0, "stopped")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import listening
 from tests.ports import free_port
 from tests.system.agent import Agent
 
@@ -72,17 +72,6 @@ while True:
     if reply:
         of.pipeline([("XACK", "orders", "billing", *(entry[0] for entry in reply[0][1]))])
 """
-
-
-def listening(port: int) -> None:
-    end = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except ConnectionRefusedError:
-            assert time.monotonic() < end, f"nobody listens on {port}"
-            time.sleep(0.05)
 
 
 @contextmanager

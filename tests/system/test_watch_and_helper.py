@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from agent.posix.privilege import effective_capabilities
-from tests.patience import PATIENCE
 from tests.system.agent import Agent
 
 CAP_SYS_RESOURCE = 24
 
 
 def until(agent: Agent, what: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    end = time.monotonic() + 20 * PATIENCE
-    while not what(status := agent.status()):
-        assert time.monotonic() < end, (status["helper"], status["clock"], agent.log())
-        time.sleep(0.2)
-    return status
+    """The status once it is so."""
+    (status,) = agent.until(lambda: [status for status in (agent.status(),) if what(status)])
+    return dict(status)
 
 
 def test_stopped_ones_are_reported_and_are_back_when_they_go_on(start: Callable[..., Agent]) -> None:

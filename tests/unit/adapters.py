@@ -13,7 +13,7 @@ import numpy as np
 from agent.limiters import intake as room
 from agent.limiters.intake import TABLE, Intake
 from tests.lab import sockets
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.unit.test_intake_connections import flood
 
 ADAPTERS = Path(__file__).parents[2] / "deploy/examples/adapters"
@@ -48,10 +48,7 @@ class Reported:
 
     def until(self, count: int) -> np.ndarray:
         """All decisions, once there are so many."""
-        end = time.monotonic() + 60 * PATIENCE
-        while len(self.rows) < count and time.monotonic() < end:
-            self.read()
-            time.sleep(0.01)
+        until(lambda: len(self.rows) >= count, 60, turn=self.read)
         self.read()
         assert len(self.rows) == count, self.source.state()
         return self.rows

@@ -228,6 +228,13 @@ class Host:
         self.web(a, b)
         return self
 
+    def refused(self) -> None:
+        """Five connects of the program to its broker, from 30 s on."""
+        t_ns = T0 + 30 * S + np.arange(5) * 200 * MS
+        its = {"t_ns": t_ns, "pid": APP_PID, "proc_start_ns": START, "peer": PEER}
+        self.add("tcp_connect", 5, **its, result=code("tcp_connect", "result", "failed"), errno=111)
+        self.add("tcp_reset", 5, **its, direction=code("tcp_reset", "direction", "received"))
+
     def stalled_decision(
         self, at: float, seconds: float, children: bool = True, pid: int = APP_PID, rtt_us: float | None = 45
     ) -> None:
@@ -428,25 +435,7 @@ def network_loss() -> Host:
 def broker_down() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4)
-        host.add(
-            "tcp_connect",
-            5,
-            t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
-            pid=APP_PID,
-            proc_start_ns=START,
-            peer=PEER,
-            result=code("tcp_connect", "result", "failed"),
-            errno=111,
-        )
-        host.add(
-            "tcp_reset",
-            5,
-            t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
-            pid=APP_PID,
-            proc_start_ns=START,
-            peer=PEER,
-            direction=code("tcp_reset", "direction", "received"),
-        )
+        host.refused()
 
     return around_stall(stall)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, listening
+from tests.ports import free_port
 from tests.unit.adapters import ADAPTERS, Reported, columns, hashed
 
 NGINX = """
@@ -77,15 +78,8 @@ MODULES = Path("/usr/lib/nginx/modules")
 @contextlib.contextmanager
 def served(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(command, stderr=subprocess.PIPE) as server:
-        end = time.monotonic() + 60 * PATIENCE
         try:
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                except OSError:
-                    assert server.poll() is None and time.monotonic() < end, server.stderr.read()  # type: ignore[union-attr]
-                    time.sleep(0.05)
+            listening(port, process=server)
             yield server
         finally:
             server.send_signal(signal.SIGTERM)
@@ -138,9 +132,7 @@ def test_each_answer_is_reported_and_no_request_waits_for_it(place: Path, name: 
         pytest.skip(f"no {program}")
     if name == "nginx lua" and not (MODULES / "ngx_http_lua_module.so").exists():
         pytest.skip("no Lua in nginx: apt-get install libnginx-mod-http-lua")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     reported = Reported(place)
     with SERVERS[name](place, port) as server:
         if name == "nginx":

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from agent.ask.question import Condition, GroupValue, Question, Where
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.main import cli
+from agent.common.host import boot_id as this_boot
 from agent.errors import UNREACHABLE, USAGE, AgentError
 from agent.store.follow import Follower
 from agent.store.frames import Head

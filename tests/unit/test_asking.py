@@ -17,22 +17,18 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.common.alive import gone
 from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.queues.poller import QueuePoller
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.poller_worker import BUDGET_BYTES
 from agent.tables import TABLES
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 FAILURES = TABLES["queue_lag"].by_name["failure"].names
-
-
-def gone_port() -> int:
-    """A port that refuses connections."""
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        return int(gone.getsockname()[1])
 
 
 class Kept:
@@ -41,7 +37,7 @@ class Kept:
     """
 
     def __init__(self, kind: str = "redis") -> None:
-        self.url = f"redis://:secret@127.0.0.1:{gone_port()}"
+        self.url = f"redis://:secret@127.0.0.1:{free_port()}"
         self.brokers = BrokerPoller(kind, (self.url,), 0.1)
         self.rows: dict[str, list[np.void]] = {}
 
@@ -51,10 +47,7 @@ class Kept:
             self.rows.setdefault(batch.table, []).extend(batch.rows)
 
     def until(self, what: Callable[[], object]) -> None:
-        end = time.monotonic() + 20 * PATIENCE
-        while not what():
-            assert time.monotonic() < end, self.rows
-            self.turn()
+        until(what, 20, 0, why=lambda: self.rows, turn=self.turn)
 
     def reported(self, failure: str) -> list[np.void]:
         return [
@@ -210,10 +203,7 @@ def test_it_ends_with_the_agent() -> None:
         pid = int(agent.stdout.readline())
         time.sleep(0.5)
         agent.kill()
-    end = time.monotonic() + 20 * PATIENCE
-    while os.path.exists(f"/proc/{pid}") and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: gone(pid, None))
 
 
 class Fast:
@@ -235,9 +225,7 @@ class Broken(Fast):
 
 def test_the_agents_own_poller_runs_beside_and_counts_what_nobody_drained() -> None:
     poller = QueuePoller([Fast(), Broken()], interval_s=0.01, capacity=2)
-    end = time.monotonic() + 20 * PATIENCE
-    while not (poller._dropped and poller.failures()) and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: poller._dropped and poller.failures())
     poller.close()
     *batches, loss = poller.drain(5)
     assert [len(batch.rows) for batch in batches] == [3, 3]

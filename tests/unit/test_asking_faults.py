@@ -26,7 +26,7 @@ from agent.queues.poller_process import BrokerPoller
 from agent.queues.poller_worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, Worker
 from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import PART, Rounds
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.unit.test_asking import Kept
 
 
@@ -252,9 +252,7 @@ def settled(queues: list[Asked]) -> dict[str, str]:
         reported.update(failures)
 
     rounds = Rounds(queues, 0.01, lambda *_: None, note)
-    end = time.monotonic() + 10 * PATIENCE
-    while any(queue.polls < 5 for queue in queues if queue.why != "unstarted") and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: all(queue.polls >= 5 for queue in queues if queue.why != "unstarted"))
     rounds.close()
     return reported
 
@@ -272,10 +270,8 @@ class Costly(Asked):
 def test_a_server_whose_polls_are_costly_is_polled_more_seldom() -> None:
     cheap, costly = Asked("cheap"), Costly("costly")
     rounds = Rounds([cheap, costly], 0.01, lambda *_: None, lambda _: None)
-    end = time.monotonic() + 30 * PATIENCE
     began = time.monotonic()
-    while costly.polls < 4 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: costly.polls >= 4)
     lasted_s = time.monotonic() - began
     rounds.close()
     assert costly.polls == 4

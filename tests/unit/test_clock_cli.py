@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
+from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 from tests import commands

@@ -11,6 +11,7 @@ from agent.columns import NULL_I64
 from agent.common.address import addr_bytes, addr_text, peer_bytes, peer_text
 from agent.common.clocks import apart
 from agent.common.duration import number, parse_ns, span
+from agent.common.recent import Recent
 from agent.tables import TABLES
 
 
@@ -123,3 +124,11 @@ def test_a_loss_is_dated_by_its_end_unless_it_was_noticed_later() -> None:
     )
     assert set(rows["stage"].tolist()) == {TABLES["loss"].code("stage", "store")}
     assert rows["source"].tolist() == [b"tcp_rtt", b"agent", b"segment", b"damaged"]
+
+
+def test_a_bounded_dictionary_drops_the_key_that_was_not_set_for_longest() -> None:
+    kept = Recent[str, int](2)
+    kept["a"], kept["b"] = 1, 2
+    kept["a"] = 3
+    kept.update({"c": 4})
+    assert list(kept.items()) == [("a", 3), ("c", 4)]

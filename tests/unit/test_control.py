@@ -18,6 +18,7 @@ from agent.service import control
 from agent.service.bounds import Bounds
 from agent.service.control import CLIENTS, Control, ask
 from tests.lab import sockets
+from tests.patience import until
 
 #: More than a socket's buffers hold.
 LONG = "x" * (8 << 20)
@@ -51,10 +52,7 @@ class Server:
         return sock
 
     def until(self, reason: str, least: int = 1) -> int:
-        end = time.monotonic() + 20
-        while self.control.counts()[reason] < least:
-            assert time.monotonic() < end, self.control.counts()
-            time.sleep(0.01)
+        until(lambda: self.control.counts()[reason] >= least, why=self.control.counts)
         return self.control.counts()[reason]
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.hours import HourWatch
 from agent.correlate.inbox import compact
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, START, S, latest
 
@@ -23,7 +24,7 @@ HOUR, DAY, STEP = 3600, 86_400, 10
 SINCE = 100 * DAY
 Works = Callable[[int], bool]
 #: What the host tells all the time.
-BESIDE = {"tcp_rtt": make("tcp_rtt", 1, t_ns=SINCE * S).rows}
+BESIDE = OfSecond({"tcp_rtt": make("tcp_rtt", 1, t_ns=SINCE * S).rows})
 
 
 def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop", start_ns: int = START) -> np.ndarray:
@@ -40,6 +41,10 @@ def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop", start_
         duration_ns=500_000,
         cost=1.0,
     ).rows
+
+
+def rows_of(rows: np.ndarray, table: str = "limiter_decision") -> OfSecond:
+    return OfSecond({table: compact(table, rows)})
 
 
 def answer(second: int) -> np.ndarray:
@@ -74,7 +79,7 @@ def silences(
     others = {second: {of: compact(of, rows)} for second, of, rows in more}
     for n, there in enumerate(asked):
         rows = {table: row} if there and works(n * STEP) else BESIDE
-        found += watch.step(SINCE + n * STEP, rows | others.get(n * STEP, {}))
+        found += watch.step(SINCE + n * STEP, OfSecond(rows | others.get(n * STEP, {})))
     return found
 
 
@@ -129,13 +134,13 @@ def test_of_one_whose_process_ended_others_report() -> None:
 def test_time_in_which_nobody_looked_is_no_silence(followed: bool) -> None:
     """followed: a finding is open meanwhile, and so each second is looked at once the host is awake."""
     watch = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard())
-    row = compact("limiter_decision", decision(SINCE))
+    row = rows_of(decision(SINCE))
     reported = []
     for n in range(0, 4 * DAY, STEP):
         if not 3 * DAY + 11 * HOUR < n < 3 * DAY + 11 * HOUR + 1200:  # suspended
-            reported += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
+            reported += watch.step(SINCE + n, row if n % 30 == 0 else BESIDE)
         elif followed:
-            reported += [one for second in range(n, n + STEP) for one in watch.step(SINCE + second, {})]
+            reported += [one for second in range(n, n + STEP) for one in watch.step(SINCE + second, OfSecond({}))]
     assert reported == []
 
 
@@ -146,13 +151,13 @@ def test_random_requests_are_no_silence(seed: int) -> None:
 
 def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
     cut = 3 * DAY + 11 * HOUR
-    row = compact("limiter_decision", decision(SINCE))
+    row = rows_of(decision(SINCE))
 
     def findings() -> list[Batch]:
         correlator, out = Correlator(), []
         (watch,) = (one for one in correlator._watches if isinstance(one, HourWatch))
         for n in range(0, cut, STEP):
-            watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
+            watch.step(SINCE + n, row if n % 30 == 0 else BESIDE)
         for n in range(cut, cut + 300, STEP):  # the host tells something all the time
             correlator.feed(Batch("limiter_decision", decision(SINCE + n, b"other", b"web")))
             out += correlator.advance((SINCE + n + STEP) * S - 1)
@@ -200,27 +205,27 @@ def test_who_was_busy_once_keeps_its_place_for_a_day(days: int, after_s: int, ke
     busy = np.concatenate([answer(SINCE)] * room)
     busy["sport"], busy["requests"] = np.arange(room) + 10_000, 60
     for second in (SINCE + day * DAY + HOUR + at for day in range(days) for at in (-10, 0)):
-        watch.step(second, {"service_latency": compact("service_latency", busy)})
-    watch.step(second + after_s, {"service_latency": compact("service_latency", answer(SINCE))})
+        watch.step(second, rows_of(busy, "service_latency"))
+    watch.step(second + after_s, rows_of(answer(SINCE), "service_latency"))
     assert (watch.series.slot((7, 8080), second + after_s) < 0) == kept
 
 
 def test_memory_is_bounded() -> None:
     watch = HourWatch(CorrelatorConfig(subjects=4)).judged_by([symptoms()["quiet_hour"]], Guard())
     for n in range(100):
-        watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"%d" % n))})
+        watch.step(SINCE + n, rows_of(decision(SINCE + n, b"%d" % n)))
     assert len(watch._who) <= 8
 
 
 def one_after_the_other(ends: int, starts: int, until: int, works: Works = lambda _: True) -> list[Episode]:
     """An agent from the beginning to ``ends``, and another one from ``starts`` on, which is told what that one knew."""
     reported: list[Episode] = []
-    kept, row = b"", compact("limiter_decision", decision(SINCE))
+    kept, row = b"", rows_of(decision(SINCE))
     for begin, end in ((0, ends), (starts, until)):
         watch = HourWatch(CorrelatorConfig()).judged_by([symptoms()["quiet_hour"]], Guard())
         watch.recall(kept)
         for n in range(begin, end, STEP):
-            reported += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 and works(n) else BESIDE)
+            reported += watch.step(SINCE + n, row if n % 30 == 0 and works(n) else BESIDE)
         kept = watch.remember()
     return reported
 
@@ -245,9 +250,9 @@ def test_hours_in_which_no_agent_ran_are_not_known() -> None:
 def test_what_was_not_seen_yet_is_asked_to_the_next_one_too() -> None:
     first, second, third = (HourWatch(CorrelatorConfig(subjects=4)) for _ in range(3))
     for n in range(0, 3 * HOUR, STEP):
-        first.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"\xff\x1b"))})
+        first.step(SINCE + n, rows_of(decision(SINCE + n, b"\xff\x1b")))
     second.recall(first.remember())
-    second.step(SINCE + 4 * HOUR, {"limiter_decision": compact("limiter_decision", decision(SINCE, b"other"))})
+    second.step(SINCE + 4 * HOUR, rows_of(decision(SINCE, b"other")))
     third.recall(second.remember())
     ((key, hours),) = third._before[1].items()
     assert key == ("\\xff\x1b", "shop") and np.count_nonzero(hours.pause) == 2
@@ -257,7 +262,7 @@ def test_what_was_not_seen_yet_is_asked_to_the_next_one_too() -> None:
 def test_what_was_kept_and_is_damaged_is_nothing(cut: int) -> None:
     watch = HourWatch(CorrelatorConfig(subjects=4))
     for n in range(0, 3 * HOUR, STEP):
-        watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n))})
+        watch.step(SINCE + n, rows_of(decision(SINCE + n)))
     kept = watch.remember()
     assert len(kept) < 2000
     for damaged in (kept[:cut], kept[:cut] + b"\0" + kept[cut:][1:]):

@@ -7,6 +7,7 @@ import pytest
 
 from agent.batch import make
 from agent.correlate.answers import AnswerWatch
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import MS, S
 
@@ -25,5 +26,5 @@ def test_what_the_second_before_was_like(end_ms: int, interval_ms: int, reported
         "p90_ns": 2 * MS,
     }
     rows = make("service_latency", 1, pid=7, sport=80, netns=1, waiting=0, held_ns=0, **row).rows
-    slots = watch.fill(100, {"service_latency": rows})
+    slots = watch.fill(100, OfSecond({"service_latency": rows}))
     assert np.isnan(watch.series.recent("med_ns", slots, 99, 1)[0, 0]) != reported

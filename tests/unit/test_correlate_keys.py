@@ -14,6 +14,7 @@ import pytest
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.correlate.limiter_keys import KeyWatch
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.tables import TABLES
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, code, read, run
@@ -249,18 +250,18 @@ def test_a_users_keys_leave_room_for_those_of_others() -> None:
     watch, socket = KeyWatch(CorrelatorConfig(keys=64)), code("limiter_decision", "source", "socket")
     for second in range(10):
         flood = passing([f"a{second} {i}" for i in range(600)], source=socket, reporter_uid=1001, window_ns=10**15)
-        watch.step(second, {"limiter_decision": flood})
+        watch.step(second, OfSecond({"limiter_decision": flood}))
     other = passing(["mine"], source=socket, reporter_uid=1002)
-    watch.step(10, {"limiter_decision": np.concatenate([other, passing(["seen"])])})
+    watch.step(10, OfSecond({"limiter_decision": np.concatenate([other, passing(["seen"])])}))
     assert {"mine", "seen"} <= kept(watch) and len(watch._passing) == 64 // 2 // 4 + 2
 
 
 def test_a_key_with_a_long_window_does_not_block_new_ones() -> None:
     watch = KeyWatch(CorrelatorConfig(keys=64))
-    watch.step(0, {"limiter_decision": passing(["day"], window_ns=86_400 * S)})
-    watch.step(1, {"limiter_decision": passing([f"old {i}" for i in range(31)])})
+    watch.step(0, OfSecond({"limiter_decision": passing(["day"], window_ns=86_400 * S)}))
+    watch.step(1, OfSecond({"limiter_decision": passing([f"old {i}" for i in range(31)])}))
     for second in range(100, 104):
-        watch.step(second, {"limiter_decision": passing(["new", "newer"])})
+        watch.step(second, OfSecond({"limiter_decision": passing(["new", "newer"])}))
     assert {"day", "new", "newer"} <= kept(watch) and len(watch._passing) == 32
 
 
@@ -272,6 +273,6 @@ def test_very_many_keys_take_no_more_room() -> None:
         rows["t_ns"] = second * S
         rows["key"] = [f"{second} {i}".encode() for i in range(49)] + [b"mine"]
         rows["result"][-1] = code("limiter_decision", "result", "refused" if second > 3 else "allowed")
-        watch.step(second, {"limiter_decision": rows})
+        watch.step(second, OfSecond({"limiter_decision": rows}))
     assert len(watch._passing) <= 32 and len(watch._refused) <= 32
     assert "mine" not in kept(watch)

@@ -11,6 +11,7 @@ from agent.correlate.catalogue import symptoms
 from agent.correlate.guard import Guard
 from agent.correlate.inbox import compact
 from agent.correlate.pauses import PauseWatch
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
@@ -38,7 +39,7 @@ def silences(host: Host, until: int) -> list[tuple[float, float]]:
     rows = rows[np.argsort(rows["t_ns"], kind="stable")]
     edges = np.searchsorted(rows["t_ns"], T0 + np.arange(until + 1) * S)
     for n, (a, b) in enumerate(pairwise(edges)):
-        found += watch.step(T0 // S + n, {"limiter_decision": rows[a:b]} if b > a else {})
+        found += watch.step(T0 // S + n, OfSecond({"limiter_decision": rows[a:b]}))
     return [((e.start_ns - T0) / S, (e.end_ns - e.start_ns) / S) for e in found]
 
 

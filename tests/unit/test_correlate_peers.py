@@ -11,6 +11,7 @@ import pytest
 
 from agent.correlate.inbox import compact
 from agent.correlate.peers import PeerWatch
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code, latest, peer, run
 
@@ -226,7 +227,9 @@ def test_who_is_received_each_second_is_missed_at_once_whoever_else_is_silent(ot
         for table, part in host.made:
             rows.setdefault(table, []).append(part[part["t_ns"] // S == second])
         watch.series.begin(second)
-        slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+        slots = watch.fill(
+            second, OfSecond({table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+        )
     assert (NEAR, API) in [watch.names[slot] for slot in slots.tolist()]
 
 
@@ -392,7 +395,9 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
         rows[table].append(part[part["t_ns"] // S == T0 // S + 20])
     second = T0 // S + 20
     watch.series.begin(second)
-    slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+    slots = watch.fill(
+        second, OfSecond({table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+    )
     took = {
         watch.names[int(slot)][0]: us
         for slot, us in zip(slots, watch.series.last("connect_us", slots, second), strict=True)

@@ -209,25 +209,7 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
     """Refused connects to a server that has another process by now."""
     host = Host(1).healthy(0, 30)
     host.stalled_decision(31.4, 1.4)
-    host.add(
-        "tcp_connect",
-        5,
-        t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=PEER,
-        result=code("tcp_connect", "result", "failed"),
-        errno=111,
-    )
-    host.add(
-        "tcp_reset",
-        5,
-        t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=PEER,
-        direction=code("tcp_reset", "direction", "received"),
-    )
+    host.refused()
     for part in (host.decisions, host.rtt, host.accept, host.web):
         part(31.4, 60)
     host.queue(30, 60)

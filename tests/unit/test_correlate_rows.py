@@ -38,7 +38,7 @@ def test_groups_are_found_once_a_second_whoever_asks() -> None:
     for found, expected in zip((first, group), groups([rows["comm"], start_ticks(rows)]), strict=True):
         assert (found == expected).all()
     assert shared(second, "table", "comm", "proc_start_ns")[1] is group
-    assert (shared({"table": rows}, "table", "comm", "proc_start_ns")[1] == group).all()
+    assert (shared(OfSecond({"table": rows}), "table", "comm", "proc_start_ns")[1] == group).all()
 
 
 def test_columns_of_some_rows() -> None:

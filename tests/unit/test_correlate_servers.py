@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.correlate.rows import OfSecond
 from agent.correlate.series import SECONDS
 from agent.correlate.services import ServiceWatch
 from agent.correlate.thresholds import CorrelatorConfig
@@ -23,7 +24,7 @@ def answer(watch: ServiceWatch, second: int, ports: range) -> int:
     """How many of these servers, of which one answer each was seen in that second, are watched."""
     rows = make("service_answer", len(ports), t_ns=second * S, netns=1, protocol=b"redis", code=b"", count=1).rows
     rows["peer"] = np.array([np.frombuffer(peer("127.0.0.1", port), "V18")[0] for port in ports])
-    return len(watch.fill(second, {"service_answer": rows}))
+    return len(watch.fill(second, OfSecond({"service_answer": rows})))
 
 
 @pytest.mark.parametrize("heard_again", [range(1), range(1, 2), range(7, 8)])

@@ -14,6 +14,7 @@ from agent.common.sentence import plain
 from agent.correlate import external_ends
 from agent.correlate.episode import Episode
 from agent.correlate.finding import Finding
+from agent.correlate.rows import OfSecond
 from agent.correlate.services import ServiceWatch
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.words import pieces
@@ -220,10 +221,10 @@ def test_who_talks_with_many_servers_of_his_own_takes_no_limiter_s_place() -> No
     watch = ServiceWatch(CorrelatorConfig(subjects=4))
     mine = make("service_answer", 50, t_ns=T0, netns=NETNS, protocol=b"http", count=1).rows
     mine["peer"] = [np.frombuffer(peer("127.0.0.1", 9000 + n), "V18")[0] for n in range(50)]
-    watch.step(T0 // S, {"service_answer": mine})
+    watch.step(T0 // S, OfSecond({"service_answer": mine}))
     assert watch.series.dropped == 46
     decided = make("limiter_decision", 1, t_ns=T0, limiter_id=b"api", pid=7, proc_start_ns=START, result=0).rows
-    assert len(watch.fill(T0 // S, {"limiter_decision": decided})) == 1
+    assert len(watch.fill(T0 // S, OfSecond({"limiter_decision": decided}))) == 1
 
 
 @pytest.mark.parametrize("home", [NETNS, 1])

@@ -18,9 +18,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agent.ask.window import this_boot
 from agent.batch import make
 from agent.cli.main import cli
+from agent.common.host import boot_id as this_boot
 from agent.config import read_file
 from agent.correlate.catalogue import causes, symptoms
 from agent.limiters import decision

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.common.clocks import boot_ns
 from agent.common.faults import IN_A_ROW, Faults
+from agent.common.host import boot_id as this_boot
 from agent.correlate.correlator import Correlator
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.loaded_families import Loaded

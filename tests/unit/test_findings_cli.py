@@ -18,12 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 from agent.ask.names import columns
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.explain import filled as filled_in
 from agent.cli.findings import decoded, joined
 from agent.cli.main import cli
 from agent.columns import NULL_I64
+from agent.common.host import boot_id as this_boot
 from agent.common.instants import iso
 from agent.common.sentence import pieces, plain, text_of
 from agent.correlate.catalogue import causes, symptoms

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.gaps import hides_findings
 from agent.columns import NULL_I64
+from agent.common.host import boot_id as this_boot
 from agent.service.unevaluated import REASONS, Unevaluated
 from agent.store.hot import HotStore
 from agent.tables import TABLES

@@ -22,6 +22,7 @@ from agent.kernel import helper as server
 from agent.kernel.helper_client import Helper, start
 from agent.kernel.steps import Wait, pump_until
 from agent.posix.child import fork
+from tests.patience import until
 
 NOBODY = 65534
 
@@ -148,9 +149,7 @@ def test_only_regular_files_are_opened(helper: Helper, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(fifo)
     with subprocess.Popen([sys.executable, "-c", f"open({str(fifo)!r}, 'wb')"]) as writer:
         wait_channel = Path(f"/proc/{writer.pid}/wchan")
-        end = time.monotonic() + 10
-        while wait_channel.read_text() != "wait_for_partner" and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: wait_channel.read_text() == "wait_for_partner")
         for name in (fifo, tmp_path / "link"):
             with pytest.raises(OSError, match="Exec format"):
                 opened(helper, f"root:{name}")

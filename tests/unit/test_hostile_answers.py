@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from agent.clock.daemons.exchange import Exchange
 from agent.clock.daemons.report import Failed, Talk
 from agent.clock.hooks import HookFailed, execute
 from tests.hostile import peak, reset_peak
+from tests.patience import until
 
 MOST_BYTES = 24 << 20
 
@@ -60,10 +60,7 @@ def talking(answer: Callable[[bytes], list[bytes]], talk: Talk) -> Exchange:
 
     threading.Thread(target=serve, daemon=True).start()
     exchange = Exchange(talk, socket.AF_INET, server.getsockname(), 20_000_000_000)
-    until = time.monotonic() + 20
-    while exchange.done is None and time.monotonic() < until:
-        exchange.read()
-        time.sleep(0.001)
+    until(lambda: exchange.done is not None, 20, 0.001, turn=exchange.read)
     exchange.close()
     server.close()
     return exchange

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,7 +26,7 @@ from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, 
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
-from tests.patience import PATIENCE
+from tests.servers.polled import until_drained
 
 SECOND = 10**9
 
@@ -358,12 +357,8 @@ def test_a_static_member_that_starts_again_is_no_rebalance() -> None:
 def test_the_threads_of_many_clusters_fit_into_the_memory_of_one_process() -> None:
     clusters = {f"127.0.0.1:{port}" for port in range(1, 25)}  # nobody listens there
     brokers = BrokerPoller("kafka", tuple(clusters), 0.5)
-    reasons: dict[str, str] = {}
-    end = time.monotonic() + 30 * PATIENCE
-    while set(reasons) != clusters and time.monotonic() < end:
-        time.sleep(0.1)
-        for batch in brokers.drain(boot_ns()):
-            reasons |= {row["cluster"].decode(): row["reason"].decode() for row in batch.rows}
+    rows = until_drained(brokers, lambda rows: {row["cluster"].decode() for row in rows} == clusters)
+    reasons = {row["cluster"].decode(): row["reason"].decode() for row in rows}
     failures = brokers.failures()
     brokers.close()
     assert failures == {}

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from agent.correlate.correlator import Correlator
-from agent.correlate.inbox import compact
 from agent.service.hours_store import NAME, HoursStore
 from tests.unit.correlate_scenarios import S
-from tests.unit.test_correlate_hours import HOUR, SINCE, STEP, decision
+from tests.unit.test_correlate_hours import HOUR, SINCE, STEP, decision, rows_of
 
 BOOT, OTHER = "11111111-2222-3333-4444-555555555555", "11111111-2222-3333-4444-555555555556"
 MINUTE = 60 * S
@@ -28,7 +27,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 def works(correlator: Correlator, hours: int) -> None:
     for n in range(0, hours * HOUR, STEP):
-        correlator.hours.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n))})
+        correlator.hours.step(SINCE + n, rows_of(decision(SINCE + n)))
 
 
 def known(correlator: Correlator) -> int:

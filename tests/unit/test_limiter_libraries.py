@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from agent.limiters.reading import UNKNOWN
 from agent.limiters.replay.ruled import ruled
 from agent.probes import limiter
 from agent.probes.limiter import PROBE
+from tests.kernel.go_fixture import go_program
 from tests.unit.test_limiters_cli import RESULT, records
 
 ANOTHER = """
@@ -140,26 +138,16 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
     """Each by its declaration, one of them of a version that is refused, one undeclared; a dot in a path's last element
     is escaped in Go's symbols.
     """
-    if not shutil.which("go"):
-        pytest.skip("needs Go: apt install golang")
     for folder in ("ratelimit", "third.v2", "throttle"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "take.go").write_text(PACKAGE.format(folder.partition(".")[0]))
-    (tmp_path / "main.go").write_text(SHOP)
-    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
-    subprocess.run(
-        ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
-        cwd=tmp_path,
-        env=os.environ | {"CGO_ENABLED": "0"},
-        check=True,
-    )
     here = {
         "first": declared("ratelimit"),
         "third": declared("third.v2", (Refused(".*", "is of a test"),)),
         "absent": declared("absent"),
     }
     monkeypatch.setattr(catalogue, "seen", lambda: here)
-    with (tmp_path / "shop").open("rb") as file:
+    with go_program(tmp_path, SHOP, "-ldflags=-s -w").open("rb") as file:
         found = gofacts.analyze(file.fileno())
     assert found is not None
     first, third = found.probed
@@ -174,17 +162,11 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_inlined_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not shutil.which("go"):
-        pytest.skip("needs Go: apt install golang")
     (tmp_path / "ratelimit").mkdir()
     (tmp_path / "ratelimit" / "take.go").write_text(PACKAGE.format("ratelimit").replace("//go:noinline\n", ""))
-    (tmp_path / "main.go").write_text(
-        'package main\n\nimport "example.com/shop/ratelimit"\n\nfunc main() { println(ratelimit.Take()) }\n'
-    )
-    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
-    subprocess.run(["go", "build", "-o", "shop", "."], cwd=tmp_path, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
+    main = 'package main\n\nimport "example.com/shop/ratelimit"\n\nfunc main() { println(ratelimit.Take()) }\n'
     monkeypatch.setattr(catalogue, "seen", lambda: {"first": declared("ratelimit")})
-    with (tmp_path / "shop").open("rb") as file:
+    with go_program(tmp_path, main).open("rb") as file:
         found = gofacts.analyze(file.fileno())
     assert found is not None
     (one,) = found.probed
@@ -224,8 +206,6 @@ def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
     """Under whatever path: of the layouts of today and of 2019; another layout is reported, another function is none of
     it.
     """
-    if not shutil.which("go"):
-        pytest.skip("needs Go: apt install golang")
     uses, imports = "", ""
     for name, words, kind, value in (
         ("today", 0, "int", "1"),
@@ -237,15 +217,8 @@ def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
         (tmp_path / name / "rate" / "rate.go").write_text(COPY.format(words=words, kind=kind))
         imports += f'\t{name} "example.com/shop/{name}/rate"\n'
         uses += f"\tprintln({name}.New().Allow({value}))\n"
-    (tmp_path / "main.go").write_text(f"package main\n\nimport (\n{imports})\n\nfunc main() {{\n{uses}}}\n")
-    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
-    subprocess.run(
-        ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
-        cwd=tmp_path,
-        env=os.environ | {"CGO_ENABLED": "0"},
-        check=True,
-    )
-    with (tmp_path / "shop").open("rb") as file:
+    main = f"package main\n\nimport (\n{imports})\n\nfunc main() {{\n{uses}}}\n"
+    with go_program(tmp_path, main, "-ldflags=-s -w").open("rb") as file:
         found = gofacts.analyze(file.fileno())
     assert found is not None
     (one,) = found.probed

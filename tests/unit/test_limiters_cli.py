@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.host import boot_id as this_boot
 from agent.instruments.limiters.decisions import at_once, unnamed
 from agent.instruments.limiters.limiter_waits import MOST, Waits
 from agent.kernel.loaded_families import BPF_DIR

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
+from agent.common.host import boot_id as this_boot
 from agent.common.pace import BEAT_NS, beat_after, interval_of, second_of
 from agent.contracts import Finishing, Pending, Readable
 from agent.correlate.correlator import Correlator

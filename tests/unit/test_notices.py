@@ -27,6 +27,7 @@ from agent.columns import NULL_I64
 from agent.common.settings import Place, read
 from agent.errors import AgentError
 from tests.lab import sockets
+from tests.patience import until
 
 T = 10**12
 
@@ -335,14 +336,10 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
     (first,) = source.drain(10**9)
     assert (first.rows["sent"][0], first.rows["pending"][0], first.rows["failed"][0]) == (0, 0, NULL_I64)
     one = server.client()
-    end = time.monotonic() + 20
-    while source.state()["subscribers"] != 1 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: source.state()["subscribers"] == 1)
     server.step()
     line(one)
-    end = time.monotonic() + 20
-    while source.state()["sent"] != 1 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: source.state()["sent"] == 1)
     (row,) = source.drain(2 * 10**9)
     assert (row.rows["sent"][0], row.rows["pending"][0], row.rows["subscribers"][0]) == (1, 1, 1)
     assert list(source.drain(3 * 10**9)) == []

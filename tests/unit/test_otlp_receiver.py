@@ -39,7 +39,7 @@ from agent.receiver.receiver_messages import TABLE
 from agent.receiver.receiver_process import OtlpReceiver
 from agent.receiver.receiver_worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from agent.receiver.settings import ReceiverSettings
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.ports import free_port
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, as_json, logs, spans
@@ -100,10 +100,7 @@ class Kept:
                     self.batches.setdefault(batch.table, []).append(batch.rows)
 
     def until(self, done: Any) -> None:
-        end = time.monotonic() + 30 * PATIENCE
-        while not done():
-            assert time.monotonic() < end, (self.source.state(), self.source.failures(), len(self.rows))
-            time.sleep(0.005)
+        until(done, why=lambda: (self.source.state(), self.source.failures(), len(self.rows)))
 
     def listens(self) -> bool:
         with socket.socket() as client:

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64, i64
+from agent.common.host import boot_id as this_boot
 from agent.common.table import T_NS, Table
 from agent.errors import AgentError
 from agent.store import UNREADABLE, frames, segments
@@ -28,7 +28,7 @@ from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
 from agent.tables import TABLES
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.sealing import seal_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -501,10 +501,7 @@ def test_a_sealer_that_is_at_work_when_the_store_is_closed_ends_by_itself(tmp_pa
     store.append([make("tcp_reset", 3, t_ns=2)])
     store.close()
     assert not done.exists()
-    end = time.monotonic() + 30 * PATIENCE
-    while not done.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(done.exists)
 
 
 STREAM = """

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import make
+from agent.common.host import boot_id as this_boot
 from agent.store import segments
 from agent.store.hot import HotStore
 from agent.store.query import Session

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.findings import command as findings
+from agent.common.host import boot_id as this_boot
 from agent.store import frames, reader, segments
 from agent.store.backlog import size
 from agent.store.hot import HotStore

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.ask.window import Bound, this_boot
+from agent.ask.window import Bound
 from agent.batch import make
 from agent.columns import NULL_I64
+from agent.common.host import boot_id as this_boot
 from agent.store import removed, segments
 from agent.store.frames import Encoder, Head
 from agent.store.query import Session

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.clock.history import History
+from agent.common.host import boot_id as this_boot
 from agent.posix.directories import require_answer
 from agent.store import frames, segments, writer
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.writer import Writer
+from tests.patience import until
 
 S = 10**9
 EPOCH_NS = 1_700_000_000 * S
@@ -165,16 +166,11 @@ def test_a_directory_that_cannot_be_checked_hides_no_other_trouble(
     store.append([rows(5)])
     store._seen_s = float("-inf")
     store.append([rows(6)])
-    deadline = time.monotonic() + 5
-    while "cannot look at the store: Input/output error" not in store.problem() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert "cannot look at the store: Input/output error" in store.problem()
+    until(lambda: "cannot look at the store: Input/output error" in store.problem())
     monkeypatch.setattr(segments, "listing", real)
     store._seen_s = float("-inf")
     store.append([rows(7)])
-    while store.problem() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert store.problem() == ""
+    until(lambda: store.problem() == "")
     store.close()
     assert reported(tmp_path) == (3, [])
 

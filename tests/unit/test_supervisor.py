@@ -18,7 +18,7 @@ import pytest
 
 from agent.posix.child import fork
 from agent.posix.supervisor import IN_A_ROW, STEADY_S, ChildProcess, Forked, Restarts, Supervised, how
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 #: A child has its end of the socket as ``s``.
 PRELUDE = "import os, resource, signal, socket, sys, time\ns = socket.socket(fileno=int(sys.argv[1]))\n"
@@ -68,10 +68,7 @@ class Rig:
             return
 
     def until(self, what: Callable[[], object]) -> None:
-        end = time.monotonic() + 30 * PATIENCE
-        while not what():
-            assert time.monotonic() < end, (self.child.problem, self.child.restarts.why)
-            self.turn()
+        until(what, 30, 0, why=lambda: (self.child.problem, self.child.restarts.why), turn=self.turn)
 
 
 def spawned(code: str) -> tuple[ChildProcess, socket.socket]:
@@ -180,10 +177,7 @@ def test_one_that_does_not_end_when_it_is_asked_to_is_killed(rig: Callable[..., 
     process = one.child.process
     assert process is not None
     {"end": lambda: one.child.end(kill=False), "renew": one.child.renew, "close": one.child.close}[variant]()
-    end = time.monotonic() + 30 * PATIENCE
-    while process.poll() is None and time.monotonic() < end:
-        one.child.reap()
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None, turn=one.child.reap)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -206,10 +200,10 @@ def test_one_that_cannot_be_started_is_reported_and_given_up(capfd: pytest.Captu
 
     child = Supervised("test", "is tested", refused, silent_s=60.0, restarts=Restarts(first_s=0.01, in_a_row=1))
     child.start()
-    end = time.monotonic() + 30 * PATIENCE
-    while not child.problem.startswith("the process that is tested is gone") and time.monotonic() < end:
-        if child.due():
-            child.check()
+    until(
+        lambda: child.problem.startswith("the process that is tested is gone"),
+        turn=lambda: child.check() if child.due() else None,
+    )
     (row,) = next(child.report(1, "well", "attached")).rows
     assert b"cannot be started: Resource temporarily unavailable" in row["reason"]
     assert b"restart tickscope" in row["remedy"]
@@ -266,11 +260,7 @@ def test_one_that_was_forked_early_is_supervised_like_others(order: bytes, why: 
     child.adopt(Forked(pid), sock)
     assert child.processes() == [{"pid": pid, "role": "test"}]
     sock.send(order)
-    end = time.monotonic() + 30 * PATIENCE
-    while child.process is not None and time.monotonic() < end:
-        if child.due():
-            child.check()
-        time.sleep(0.01)
+    until(lambda: child.process is None, turn=lambda: child.check() if child.due() else None)
     child.check()
     assert child.problem == f"the process that is tested is gone: {why}"
     assert not os.path.exists(f"/proc/{pid}")

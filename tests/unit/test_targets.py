@@ -35,7 +35,7 @@ from agent.probes.exec import STARTED
 from agent.targets.asked import HOST, ProbeRequest, Target
 from agent.targets.targets import Targets
 from agent.targets.writes import Writes
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 NOBODY = 65534
 #: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one. It handles what a
@@ -110,11 +110,7 @@ class Rig:
         self.until(lambda: self.helper.silent or self.targets._quiet())
 
     def until(self, done: Callable[[], Any]) -> None:
-        end = time.monotonic() + 20 * PATIENCE
-        while not done():
-            assert time.monotonic() < end
-            self.turn()
-            time.sleep(0.005)
+        until(done, 20, 0.005, turn=self.turn)
 
     def close(self) -> None:
         self.targets.close()

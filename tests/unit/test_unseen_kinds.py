@@ -11,7 +11,7 @@ import pytest
 
 from agent.binaries import openssl
 from tests.kernel import go_fixture as gofacts
-from tests.kernel.go_fixture import PROGRAM, go_binary
+from tests.kernel.go_fixture import PROGRAM, go_binary, go_program
 
 STATIC = (
     "#include <unistd.h>\n#include <openssl/ssl.h>\n#include <openssl/crypto.h>\nint main(int n, char **a) { if (n > 1)"
@@ -101,20 +101,10 @@ PACKAGE = "package {}\n\nvar n int\n\n//go:noinline\nfunc Take() int {{ n++; ret
 
 
 def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
-    if not shutil.which("go"):
-        pytest.skip("needs Go: apt install golang")
-    (tmp_path / "main.go").write_text(OTHER)
     for name in ("httprate", "ratelimit"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "take.go").write_text(PACKAGE.format(name))
-    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
-    subprocess.run(
-        ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
-        cwd=tmp_path,
-        env=os.environ | {"CGO_ENABLED": "0"},
-        check=True,
-    )
-    with (tmp_path / "shop").open("rb") as file:
+    with go_program(tmp_path, OTHER, "-ldflags=-s -w").open("rb") as file:
         found = gofacts.analyze(file.fileno())
     assert found is not None
     assert (found.state, found.others) == ("", ["example.com/shop/httprate", "example.com/shop/ratelimit"])

@@ -22,7 +22,7 @@ from agent.clock.watch import SLEEPERS
 from agent.clock.watch_process import Unwatched, WatchMessage, WatchProcess
 from agent.posix.child import fork
 from tests.lab import sockets
-from tests.patience import PATIENCE
+from tests.patience import until
 
 NOBODY = 65534
 T = 10**12
@@ -65,10 +65,7 @@ class Watched:
             self.reason = batch.rows["reason"][-1]
 
     def until(self, what: Callable[[], bool]) -> None:
-        end = time.monotonic() + 20 * PATIENCE
-        while not what():
-            assert time.monotonic() < end, self.watch.state()
-            self.turn()
+        until(what, 20, 0, why=self.watch.state, turn=self.turn)
 
     def back(self) -> bool:
         return self.watch.alive and bool(self.watch.outages[-1].to_ns)

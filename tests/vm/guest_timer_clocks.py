@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from agent.lab.stage.wallclock import require_throwaway, step
+from tests.patience import until
 from tests.releases import program, unpacked
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def redis_timers(root: Path, system: str) -> Iterator[list[Tried]]:
         yield [Tried("redis", version, "idle time of pending entries", pending, claimable)]
         yield [Tried("redis", version, "XAUTOCLAIM", pending, claimed)]
     finally:
-        server.stop()
+        server.end()
 
 
 def kombu_timers(root: Path, _: str) -> Iterator[list[Tried]]:
@@ -221,14 +222,14 @@ def kombu_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     finally:
         for one in opened:
             one.close()
-        server.stop()
+        server.end()
 
 
 def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     """A task with a countdown that a worker holds."""
     import celery
 
-    from tests.servers.celery_pieces import Worker, application, wait
+    from tests.servers.celery_pieces import Worker, application
     from tests.servers.test_redis_streams import Redis
 
     server = Redis(root)
@@ -240,7 +241,7 @@ def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     def begin(seconds: float) -> None:
         held: Any = server.do("ZCARD", "unacked_index")
         sent.append(app.send_task("early", (0,), countdown=seconds).id)
-        wait(lambda: server.do("ZCARD", "unacked_index") == held + 1)
+        until(lambda: server.do("ZCARD", "unacked_index") == held + 1)
         time.sleep(2)
 
     try:
@@ -248,7 +249,7 @@ def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
         yield [Tried("celery", celery.__version__, "eta", begin, began, 20.0, 15.0)]
     finally:
         worker.end()
-        server.stop()
+        server.end()
 
 
 class RabbitTries:
@@ -364,7 +365,7 @@ def kafka_timers(root: Path, _: str) -> Iterator[Tried]:
         for by in ("CreateTime", "LogAppendTime"):
             yield Tried("kafka", VERSION, f"retention by {by}", kept(by), deleted, 15.0, 10.0)
     finally:
-        server.stop()
+        server.end()
 
 
 def postgresql_timers(_: Path, system: str) -> Iterator[Tried]:

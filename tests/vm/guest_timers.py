@@ -88,8 +88,7 @@ class Broker:
     """A Celery application with a broker of its own, whose tasks stay unacknowledged."""
 
     def __init__(self, root: Path, visibility_s: int, ends: ExitStack) -> None:
-        self.server = Redis(root)
-        ends.callback(self.server.stop)
+        self.server = ends.enter_context(Redis(root))
         self.options = {"visibility_timeout": visibility_s, **OPTIONS}
         self.worker = Worker(self.server.url, root, processes=RUNNING, options=self.options)
         ends.callback(self.worker.end)

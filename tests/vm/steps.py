@@ -48,12 +48,11 @@ def by_go(model: str, per_s: int, burst: int) -> Decide:
 def by_redis(times: np.ndarray) -> np.ndarray:
     with tempfile.TemporaryDirectory() as here:
         server = Redis(Path(here))
-        client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=30)
+        client = RespClient(RedisUrl.parse(server.url), timeout_s=30)
         replies = asked(
             client, [("EVAL", LUA, 1, "k", t // MS, WINDOW_MS, LUA_LIMIT, i) for i, t in enumerate(times.tolist())]
         )
-        server.process.terminate()
-        server.process.wait()
+        server.end()
     return np.array(replies) >= 0
 
 

@@ -23,15 +23,13 @@ def judge(watch: AcceptWatch, second: Second) -> None:
     for i in np.flatnonzero(full):
         slot, dropped = int(slots[i]), float(more[i])
         queue = float(np.nanmax(series.recent("queue", slots[i : i + 1], at, 3)))
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, queue)
-        else:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns = "queue", SYMPTOM.unit, (at - _since(fill[i])) * SECOND
-            episode.base = float(series.baseline("queue", slots[i : i + 1], at, 3).median[0])
+        episode = watch.extended(SYMPTOM.name, slot, at, queue)
+        if episode is None:
+            base = float(series.baseline("queue", slots[i : i + 1], at, 3).median[0])
+            start_ns = (at - _since(fill[i])) * SECOND
+            its = {"metric": "queue", "unit": SYMPTOM.unit, "start_ns": start_ns, "base": base}
+            episode = watch.begin(SYMPTOM.name, slot, at, queue, 3, **its)
             episode.facts["drops_first"] = float(count[i, -1]) - dropped
-            watch.open(episode, at, queue, 3)
         episode.facts["limit"] = float(series.recent("limit", slots[i : i + 1], at, 1)[0, 0])
         episode.facts["drops"] = float(count[i, -1]) - episode.facts["drops_first"]
 

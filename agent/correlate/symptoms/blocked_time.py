@@ -46,8 +46,7 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
     bar = np.fmax(bars(series.history("blocked_ns", slots, second.at, 1)).sure, _AT_ONCE_NS)
     for i in np.flatnonzero(longer & (now > bar) & (usual.seen >= watch.config.warm_s)):
         slot, value = int(slots[i]), float(now[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
+        if (SYMPTOM.name, slot) in watch.active:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.recurs_by = "blocked_ns", SYMPTOM.unit, "blocked_ns"

@@ -15,14 +15,10 @@ def judge(watch: DaemonWatch, second: Second) -> None:
         key = watch.names[slot]
         row = watch.held[key]
         apart = float(row["offset_ns"])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, abs(apart))
-        elif key not in watch.reported:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.start_ns, episode.words = int(row["t_ns"]), text(row["reason"])
-            episode.facts = {"apart_ns": apart, "bound_ns": float(row["distance_ns"])}
-            watch.open(episode, second.at, abs(apart), 1)
+        if watch.extended(SYMPTOM.name, slot, second.at, abs(apart)) is None and key not in watch.reported:
+            its = {"start_ns": int(row["t_ns"]), "words": text(row["reason"])}
+            facts = {"apart_ns": apart, "bound_ns": float(row["distance_ns"])}
+            watch.begin(SYMPTOM.name, slot, second.at, abs(apart), 1, facts=facts, **its)
             watch.reported.add(key)
 
 

@@ -37,14 +37,11 @@ def judge(watch: ConnectWatch, second: Second) -> None:
     usually = usual.high + np.nan_to_num(before.high)
     for i in np.flatnonzero(many & (usually == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, float(share[i]))
-        else:
-            first = at - int(np.argmax(bad[i] == bad[i, -1]))
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
-            watch.open(episode, at, float(share[i]), at - first + 1)
+        episode = watch.extended(SYMPTOM.name, slot, at, float(share[i]))
+        if episode is None:
+            seconds = 1 + int(np.argmax(bad[i] == bad[i, -1]))
+            its = {"metric": "failed", "unit": SYMPTOM.unit, "start_ns": (at - seconds + 1) * SECOND}
+            episode = watch.begin(SYMPTOM.name, slot, at, float(share[i]), seconds, **its)
         for fact, counts in (("failed", failed), ("broken", broken)):
             episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(counts[i, -1]))
 

@@ -11,7 +11,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.connects import READS, SLOW_NS, ConnectWatch
 from agent.correlate.episode import Episode
-from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
@@ -35,17 +34,12 @@ def judge(watch: ConnectWatch, second: Second) -> None:
     before = series.baseline("longest_ns", slots, at, _WITHIN_S)
     for i in np.flatnonzero(many & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
         slot, worst = int(slots[i]), float(longest[i].max())
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, worst)
+        if (episode := watch.extended(SYMPTOM.name, slot, at, worst)) is not None:
             episode.facts["slow"] += float(slow[i, -1])
             continue
         first = at - _WITHIN_S + 1 + int(np.argmax(slow[i] > 0))
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
-        episode.start_ns = int((first + 1) * SECOND - worst)
+        episode = watch.begin_slow(SYMPTOM, slot, at, first, worst, "longest_ns", float(before.median[i]))
         episode.facts["slow"] = float(slow[i].sum())
-        watch.open(episode, at, worst, at - first + 1)
 
 
 def clause(episode: Episode) -> Words:

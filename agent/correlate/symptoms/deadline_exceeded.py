@@ -28,9 +28,7 @@ def judge(watch: AbandonedWatch, second: Second) -> None:
             continue
         age = float(np.median(alike["age_ns"]))
         begun, over = int((alike["t_ns"] - alike["age_ns"]).min()), int(alike["t_ns"].max())
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, age, over)
+        if (episode := watch.extended(SYMPTOM.name, slot, second.at, age, over)) is not None:
             new = np.count_nonzero(alike["t_ns"] >= second.at * SECOND)
             episode.facts["n"] += float(new)
             continue
@@ -40,10 +38,9 @@ def judge(watch: AbandonedWatch, second: Second) -> None:
         if usual is None or usual > 0:
             continue
         watch.who[slot] = row
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.start_ns, episode.end_ns = "age_ns", SYMPTOM.unit, begun, over
-        episode.facts["n"], episode.recurs_by = float(len(alike)), "age_ns"
-        watch.open(episode, second.at, age, LAST_S)
+        its = {"metric": "age_ns", "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over, "recurs_by": "age_ns"}
+        episode = watch.begin(SYMPTOM.name, slot, second.at, age, LAST_S, **its)
+        episode.facts["n"] = float(len(alike))
 
 
 def _alike(given: np.ndarray) -> np.ndarray:

@@ -48,9 +48,8 @@ def _hung(watch: LimiterWatch, second: Second) -> None:
         if not several and not worst[i] > stall[i]:
             continue
         level, since = float(slow[i] if several else stall[i]), lately if several else lately[-1:]
-        episode = watch.active.get((SYMPTOM.name, slot))
+        episode = watch.extended(SYMPTOM.name, slot, second.at, float(worst[i]), lately[-1].end_ns)
         if episode is not None:
-            watch.extend(episode, second.at, float(worst[i]), lately[-1].end_ns)
             episode.bar, episode.count = min(episode.bar, level), episode.count + lately[-1].count
             continue
         episode = watch.describe(SYMPTOM.name, slot)

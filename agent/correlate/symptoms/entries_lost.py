@@ -23,14 +23,10 @@ def judge(watch: BrokerWatch, second: Second) -> None:
     for slot, poll in watch.polls.items():
         if not poll.lost:
             continue
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, 1.0, poll.end_ns)
+        if watch.extended(SYMPTOM.name, slot, second.at, 1.0, poll.end_ns):
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.words = "lost", poll.lost
-        episode.start_ns, episode.end_ns = poll.start_ns, poll.end_ns
-        watch.open(episode, second.at, 1.0, 1)
+        its = {"metric": "lost", "words": poll.lost, "start_ns": poll.start_ns, "end_ns": poll.end_ns}
+        watch.begin(SYMPTOM.name, slot, second.at, 1.0, 1, **its)
 
 
 def removed(watch: QueueWatch, second: Second) -> None:
@@ -40,10 +36,8 @@ def removed(watch: QueueWatch, second: Second) -> None:
         if episode is not None:
             watch.extend(episode, second.at, episode.value + removal.messages, removal.to_ns)
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric = "removed"
-        episode.start_ns, episode.end_ns = removal.from_ns, removal.to_ns
-        watch.open(episode, second.at, float(removal.messages), 1)
+        its = {"metric": "removed", "start_ns": removal.from_ns, "end_ns": removal.to_ns}
+        watch.begin(SYMPTOM.name, slot, second.at, float(removal.messages), 1, **its)
 
 
 def clause(episode: Episode) -> Words:

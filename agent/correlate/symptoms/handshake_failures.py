@@ -36,14 +36,10 @@ def judge(watch: HandshakeWatch, second: Second) -> None:
     hardly = (usual["failed"].high == 0) & ((usual["served"].high == 0) | (failed[:, -1] > 0))
     for i in np.flatnonzero((bad[:, 0] > 0) & (share >= _SHARE) & hardly & (usual["ok"].seen >= watch.config.warm_s)):
         slot = int(slots[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, float(share[i]))
-            continue
-        first = at - int(np.argmax(bad[i] == bad[i, -1]))
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
-        watch.open(episode, at, float(share[i]), at - first + 1)
+        if not watch.extended(SYMPTOM.name, slot, at, float(share[i])):
+            seconds = 1 + int(np.argmax(bad[i] == bad[i, -1]))
+            its = {"metric": "failed", "unit": SYMPTOM.unit, "start_ns": (at - seconds + 1) * SECOND}
+            watch.begin(SYMPTOM.name, slot, at, float(share[i]), seconds, **its)
 
 
 def clause(episode: Episode) -> Words:

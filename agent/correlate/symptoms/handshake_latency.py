@@ -7,7 +7,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.handshakes import READS, HandshakeWatch
-from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
@@ -29,17 +28,12 @@ def judge(watch: HandshakeWatch, second: Second) -> None:
     many = (np.where(slow, ok, 0).sum(axis=1) >= _LEAST) & (slow.sum(axis=1) >= _SHARE * (~np.isnan(took)).sum(axis=1))
     for i in np.flatnonzero(many & slow[:, -1] & (usual.seen >= watch.config.warm_s)):
         slot, worst = int(slots[i]), float(longest[i][slow[i]].max())
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, worst)
+        if (episode := watch.extended(SYMPTOM.name, slot, at, worst)) is not None:
             episode.facts["slow"] += float(ok[i, -1])
             continue
         first = at - _WITHIN_S + 1 + int(np.argmax(slow[i]))
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base = "med_ns", SYMPTOM.unit, float(usual.median[i])
-        episode.start_ns = int((first + 1) * SECOND - worst)
+        episode = watch.begin_slow(SYMPTOM, slot, at, first, worst, "med_ns", float(usual.median[i]))
         episode.facts["slow"] = float(ok[i][slow[i]].sum())
-        watch.open(episode, at, worst, at - first + 1)
 
 
 def clause(episode: Episode) -> Words:

@@ -28,14 +28,10 @@ def judge(watch: LookupWatch, second: Second) -> None:
     usual = series.baseline("lost", slots, at, _WITHIN_S)
     for i in np.flatnonzero((share >= _SHARE) & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, float(share[i]))
-            continue
-        first = at - int(np.argmax(lost[i] == lost[i, -1]))
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.start_ns = "lost", SYMPTOM.unit, first * SECOND
-        watch.open(episode, at, float(share[i]), at - first + 1)
+        if not watch.extended(SYMPTOM.name, slot, at, float(share[i])):
+            seconds = 1 + int(np.argmax(lost[i] == lost[i, -1]))
+            its = {"metric": "lost", "unit": SYMPTOM.unit, "start_ns": (at - seconds + 1) * SECOND}
+            watch.begin(SYMPTOM.name, slot, at, float(share[i]), seconds, **its)
 
 
 def clause(episode: Episode) -> Words:

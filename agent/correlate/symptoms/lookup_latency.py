@@ -7,7 +7,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.lookups import READS, SLOW_NS, LookupWatch
-from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
@@ -32,16 +31,11 @@ def judge(watch: LookupWatch, second: Second) -> None:
         many & (usual.high == 0) & (usual.seen >= watch.config.warm_s) & np.isfinite(before.median)
     ):
         slot, worst = int(slots[i]), float(lately["longest_ns"][i].max())
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, worst)
+        if watch.extended(SYMPTOM.name, slot, at, worst):
             continue
         first = at - _WITHIN_S + 1 + int(np.argmax(lately["slow"][i] > 0))
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
+        episode = watch.begin_slow(SYMPTOM, slot, at, first, worst, "longest_ns", float(before.median[i]))
         episode.recurs_by = "longest_ns"
-        episode.start_ns = int((first + 1) * SECOND - worst)
-        watch.open(episode, at, worst, at - first + 1)
 
 
 def clause(episode: Episode) -> Words:

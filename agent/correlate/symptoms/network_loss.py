@@ -40,15 +40,11 @@ def judge(watch: PeerWatch, second: Second) -> None:
     lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
     for i in np.flatnonzero(lasting & bad[:, -1]):
         slot, worst = int(slots[i]), float(np.nanmax(np.where(bad[i], waits[i], 0)))
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, worst)
-        else:
+        episode = watch.extended(SYMPTOM.name, slot, at, worst)
+        if episode is None:
             first = at - _WITHIN_S + 1 + int(np.argmax(bad[i]))
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.base = "wait_ns", SYMPTOM.unit, float(usual.median[i])
-            episode.start_ns = first * SECOND
-            watch.open(episode, at, worst, at - first + 1)
+            its = {"metric": "wait_ns", "unit": SYMPTOM.unit, "start_ns": first * SECOND}
+            episode = watch.begin(SYMPTOM.name, slot, at, worst, at - first + 1, base=float(usual.median[i]), **its)
         episode.count += int(again[i, -1])
         episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(dark[i].sum()))
 

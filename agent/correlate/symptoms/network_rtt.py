@@ -42,14 +42,9 @@ def judge(watch: PeerWatch, second: Second) -> None:
             found.setdefault(i, (float(now[i].max()), float(usual.median[i])))
     for i, (worst, base) in sorted(found.items()):
         slot = int(slots[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, at, worst * 1e3)
-            continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base = "rtt", SYMPTOM.unit, base * 1e3
-        episode.start_ns = (at - _LAST_S + 1) * SECOND
-        watch.open(episode, at, worst * 1e3, _LAST_S)
+        if not watch.extended(SYMPTOM.name, slot, at, worst * 1e3):
+            its = {"unit": SYMPTOM.unit, "base": base * 1e3, "start_ns": (at - _LAST_S + 1) * SECOND}
+            watch.begin(SYMPTOM.name, slot, at, worst * 1e3, _LAST_S, metric="rtt", **its)
 
 
 def _bar(usual: Baseline, least: np.ndarray) -> np.ndarray:

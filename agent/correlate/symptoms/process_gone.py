@@ -17,9 +17,8 @@ def judge(watch: ProcessWatch, second: Second) -> None:
         lived_ns = termination.from_ns - termination.tick * 10_000_000
         if termination.stop or termination.orderly or (lived_ns < watch.config.lived_ns and termination.lives == 1):
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.end_ns = min(termination.from_ns + 1, (second.at + 1) * SECOND)
-        watch.open(episode, second.at, float(termination.lives), 1)
+        end_ns = min(termination.from_ns + 1, (second.at + 1) * SECOND)
+        watch.begin(SYMPTOM.name, slot, second.at, float(termination.lives), 1, end_ns=end_ns)
 
 
 def clause(episode: Episode) -> Words:

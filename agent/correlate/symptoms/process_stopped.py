@@ -23,9 +23,8 @@ def judge(watch: ProcessWatch, second: Second) -> None:
         if episode is not None and episode.start_ns == termination.from_ns:
             watch.extend(episode, second.at, float(took), end_ns)
         else:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.unit, episode.end_ns, episode.bar = SYMPTOM.unit, end_ns, float(least_ns)
-            watch.open(episode, second.at, float(took), 1)
+            its = {"unit": SYMPTOM.unit, "end_ns": end_ns, "bar": float(least_ns)}
+            watch.begin(SYMPTOM.name, slot, second.at, float(took), 1, **its)
 
 
 def clause(episode: Episode) -> Words:

@@ -21,11 +21,10 @@ def judge(watch: HourWatch, second: Second) -> None:
     for slot, begun, pause, n in watch.overdue(second.slots, second.at):
         if (SYMPTOM.name, slot) in watch.active:
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.start_ns, episode.base, episode.bar = begun * SECOND, float(pause * SECOND), float(3 * pause * SECOND)
-        episode.facts["n_base"] = n
         watch.reported[slot] = second.at
-        watch.open(episode, second.at, float((now - begun) * SECOND), 1)
+        its = {"start_ns": begun * SECOND, "base": float(pause * SECOND), "bar": float(3 * pause * SECOND)}
+        episode = watch.begin(SYMPTOM.name, slot, second.at, float((now - begun) * SECOND), 1, **its)
+        episode.facts["n_base"] = n
 
 
 def clause(episode: Episode) -> Words:

@@ -32,16 +32,13 @@ def judge(watch: QueueWatch, second: Second) -> None:
     )
     for i in np.flatnonzero(goes_on):
         slot = int(slots[i])
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, float(times[i]))
-        elif many[i]:
-            episode = watch.describe(SYMPTOM.name, slot)
-            first = int(np.argmax(counts[i, -_WITHIN_S:] > np.nanmin(counts[i, -_WITHIN_S:])))
-            episode.metric, episode.start_ns = "rebalances", (second.at - _WITHIN_S + 1 + first) * SECOND
-            watch.open(episode, second.at, float(times[i]), 1)
-        else:
+        episode = watch.extended(SYMPTOM.name, slot, second.at, float(times[i]))
+        if episode is None and not many[i]:
             continue
+        if episode is None:
+            first = int(np.argmax(counts[i, -_WITHIN_S:] > np.nanmin(counts[i, -_WITHIN_S:])))
+            its = {"metric": "rebalances", "start_ns": (second.at - _WITHIN_S + 1 + first) * SECOND}
+            episode = watch.begin(SYMPTOM.name, slot, second.at, float(times[i]), 1, **its)
         episode.facts["unstable_s"] = max(episode.facts.get("unstable_s", 0.0), float(took[i]))
 
 

@@ -15,13 +15,9 @@ def judge(watch: QueueWatch, second: Second) -> None:
     for slot, seen in watch.redelivered.items():
         if not seen.repeated or seen.last_ns < second.at * SECOND:
             continue
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, float(seen.times))
-            continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.start_ns = "redelivered", seen.first_ns
-        watch.open(episode, second.at, float(seen.times), 1)
+        if not watch.extended(SYMPTOM.name, slot, second.at, float(seen.times)):
+            its = {"metric": "redelivered", "start_ns": seen.first_ns}
+            watch.begin(SYMPTOM.name, slot, second.at, float(seen.times), 1, **its)
 
 
 def clause(episode: Episode) -> Words:

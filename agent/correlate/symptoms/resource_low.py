@@ -44,14 +44,9 @@ def _used_up(watch: ResourceWatch, second: Second) -> None:
             used, limit = (
                 float(watch.series.recent(m, np.array([slot]), second.at, 1)[0, 0]) for m in ("used", "limit")
             )
-            episode = watch.active.get((SYMPTOM.name, slot))
-            if episode is not None:
-                watch.extend(episode, second.at, used)
-            else:
-                episode = watch.describe(SYMPTOM.name, slot)
-                episode.start_ns, episode.bar = second.at * SECOND, limit
-                episode.facts["limit"] = limit
-                watch.open(episode, second.at, used, 1)
+            if not watch.extended(SYMPTOM.name, slot, second.at, used):
+                its = {"start_ns": second.at * SECOND, "bar": limit}
+                watch.begin(SYMPTOM.name, slot, second.at, used, 1, **its).facts["limit"] = limit
         elif not gone:
             watch.has_room.add(slot)
 
@@ -60,8 +55,7 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> None:
     series = watch.series
     names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
     recent = {m: series.recent(m, slots, at, _LAST) for m in names}
-    its = {slot for symptom, slot in watch.active if symptom == SYMPTOM.name}
-    active = np.array([slot in its for slot in slots.tolist()])
+    active = np.array([(SYMPTOM.name, slot) in watch.active for slot in slots.tolist()])
     sums = {m: recent[m].sum(axis=1) for m in names}
     # no threshold is below that
     considered = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)
@@ -93,11 +87,9 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> None:
             if recent[episode.metric][i, -1] > episode.bar:
                 watch.extend(episode, at, float(recent[episode.metric][i, -1]))
         elif quota[i] or kept[i]:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns = metric, "ns", (at - _LAST + 1) * SECOND
-            episode.base = float(np.nan_to_num(usual[metric].median[i]))
-            episode.bar = _THROTTLED_NS if quota[i] else _DELAY_NS / 2
-            watch.open(episode, at, worst, _LAST)
+            base, bar = float(np.nan_to_num(usual[metric].median[i])), _THROTTLED_NS if quota[i] else _DELAY_NS / 2
+            its = {"metric": metric, "unit": "ns", "start_ns": (at - _LAST + 1) * SECOND, "base": base, "bar": bar}
+            watch.begin(SYMPTOM.name, slot, at, worst, _LAST, **its)
 
 
 def clause(episode: Episode) -> Words:

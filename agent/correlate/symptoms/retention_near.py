@@ -22,13 +22,10 @@ def judge(watch: QueueWatch, second: Second) -> None:
     near = np.asarray((ages > 0) & (ages >= _SHARE * (ages + left))).all(axis=1)
     for i in np.flatnonzero(near):
         slot, age_s = int(slots[i]), float(ages[i, -1])
-        episode = watch.active.get((SYMPTOM.name, slot))
+        episode = watch.extended(SYMPTOM.name, slot, second.at, age_s)
         if episode is None:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns = "age_s", "s", (second.at - _POLLS + 1) * SECOND
-            watch.open(episode, second.at, age_s, _POLLS)
-        else:
-            watch.extend(episode, second.at, age_s)
+            its = {"metric": "age_s", "unit": "s", "start_ns": (second.at - _POLLS + 1) * SECOND}
+            episode = watch.begin(SYMPTOM.name, slot, second.at, age_s, _POLLS, **its)
         episode.facts["left_s"] = float(left[i, -1])
 
 

@@ -29,9 +29,7 @@ def judge(watch: RetryWatch, second: Second) -> None:
     storming = (tries >= _LEAST) & (failed >= _FAILED * tries) & (quick >= _PARTS)
     for i in np.flatnonzero(storming[:, -1]):
         slot, n = int(second.slots[i]), float(tries[i].max())
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, n)
+        if (episode := watch.extended(SYMPTOM.name, slot, second.at, n)) is not None:
             episode.facts["n"] += float(tries[i, -1])
             episode.facts["failed"] += float(failed[i, -1])
             continue
@@ -41,11 +39,9 @@ def judge(watch: RetryWatch, second: Second) -> None:
         usual = watch.usually("tries", slot, second.at, _SECONDS, who.tick // 100)
         if usual is None or tries[i].min() <= _RATIO * usual:
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base, episode.recurs_by = "tries", SYMPTOM.unit, usual, "tries"
-        episode.start_ns = (second.at - _SECONDS + 1) * SECOND
+        its = {"metric": "tries", "base": usual, "recurs_by": "tries", "start_ns": (second.at - _SECONDS + 1) * SECOND}
+        episode = watch.begin(SYMPTOM.name, slot, second.at, n, _SECONDS, **its)
         episode.facts["n"], episode.facts["failed"] = float(tries[i].sum()), float(failed[i].sum())
-        watch.open(episode, second.at, n, _SECONDS)
 
 
 def clause(episode: Episode) -> Words:

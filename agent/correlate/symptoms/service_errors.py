@@ -124,15 +124,12 @@ def _alarmed(watch: ServiceWatch, second: Second) -> None:
 
 
 def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> None:
-    episode = watch.active.get((SYMPTOM.name, slot))
-    if episode is not None:
-        watch.extend(episode, second, worst)
+    if watch.extended(SYMPTOM.name, slot, second, worst):
         return
-    episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.base, episode.recurs_by = metric, usual, metric
     at = watch.first_ns[slot]
-    episode.start_ns = at - SECOND if metric == "replies" else at  # a poll reports the time since the previous one
-    watch.open(episode, second, worst, 1)
+    start_ns = at - SECOND if metric == "replies" else at  # a poll reports the time since the previous one
+    its = {"metric": metric, "base": usual, "recurs_by": metric, "start_ns": start_ns}
+    watch.begin(SYMPTOM.name, slot, second, worst, 1, **its)
 
 
 def clause(episode: Episode) -> Words:

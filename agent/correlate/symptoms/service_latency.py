@@ -103,11 +103,9 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> None:
             watch.extend(episode, second.at, value, over)
             episode.metric = max(episode.metric, metric, key=("max_ns", "half_ns").index)
         return
-    episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.unit, episode.recurs_by = metric, SYMPTOM.unit, "max_ns"
-    episode.start_ns, episode.end_ns = begun, over
-    episode.base, episode.bar = float(np.nan_to_num(usual.median[0])), least
-    watch.open(episode, second.at, value, 1)
+    its = {"metric": metric, "unit": SYMPTOM.unit, "recurs_by": "max_ns", "start_ns": begun, "end_ns": over}
+    base = float(np.nan_to_num(usual.median[0]))
+    watch.begin(SYMPTOM.name, slot, second.at, value, 1, base=base, bar=least, **its)
 
 
 def clause(episode: Episode) -> Words:

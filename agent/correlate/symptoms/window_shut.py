@@ -24,15 +24,11 @@ def judge(watch: StuckWatch, second: Second) -> None:
             continue
         if jam.server != jam.peer and jam.reader is None:
             continue
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            watch.extend(episode, second.at, float(jam.stuck_ns), jam.last_ns)
+        if watch.extended(SYMPTOM.name, slot, second.at, float(jam.stuck_ns), jam.last_ns):
             continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.recurs_by = "stuck_ns", SYMPTOM.unit, "stuck_ns"
-        episode.start_ns, episode.end_ns = jam.since_ns, jam.last_ns
+        its = {"metric": "stuck_ns", "recurs_by": "stuck_ns", "start_ns": jam.since_ns, "end_ns": jam.last_ns}
+        episode = watch.begin(SYMPTOM.name, slot, second.at, float(jam.stuck_ns), 1, unit=SYMPTOM.unit, **its)
         episode.facts.update(unsent=float(jam.unsent), unread=float(jam.unread))
-        watch.open(episode, second.at, float(jam.stuck_ns), 1)
 
 
 def clause(episode: Episode) -> Words:

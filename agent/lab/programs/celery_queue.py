@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
+from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
 
 SYSTEM, QUEUE = "celery", "invoices"
 PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKER_PORTS[SYSTEM], 15, 2, 4
@@ -72,7 +72,7 @@ def send(run: Run) -> None:
     produce(run, lambda: lambda *order: app.send_task("bill", order, retry=False), OperationalError, OSError)
 
 
-PROGRAMS = (
+PROGRAMS = with_clients(
     LabProgram(
         REDIS,
         serve,
@@ -87,16 +87,8 @@ PROGRAMS = (
         polled=("celery", f"{URL}?queues={QUEUE}&visibility_timeout={VISIBILITY_S}"),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(REDIS,), system=SYSTEM),
-    *(
-        LabProgram(
-            name,
-            consume,
-            settings=CONSUMER,
-            names=(QUEUE,),
-            uses=(REDIS, PRODUCER_NAME, ledger(SYSTEM), "celery-workers"),
-            system=SYSTEM,
-        )
-        for name in WORKERS
-    ),
+    QUEUE,
+    (PRODUCER_NAME, send),
+    (WORKERS, consume),
+    "celery-workers",
 )

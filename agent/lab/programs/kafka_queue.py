@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, Orders, OrderWork, with_clients
 
 SYSTEM, TOPIC, GROUP = "kafka", "events", "audit"
 PORT, PARTITIONS = BROKER_PORTS[SYSTEM], 2
@@ -132,7 +132,7 @@ def produce(run: Run) -> None:
         run.log("add", start_ns, "ok" if failed == [None] else "down")
 
 
-PROGRAMS = (
+PROGRAMS = with_clients(
     LabProgram(
         NODE,
         serve,
@@ -147,16 +147,8 @@ PROGRAMS = (
         polled=("kafka", f"kafka://{FAR}:{PORT}"),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, produce, settings=PRODUCER, names=(TOPIC,), uses=(NODE,), system=SYSTEM),
-    *(
-        LabProgram(
-            name,
-            consume,
-            settings=CONSUMER,
-            names=(TOPIC,),
-            uses=(NODE, PRODUCER_NAME, ledger(SYSTEM), "kafka-consumers"),
-            system=SYSTEM,
-        )
-        for name in CONSUMERS
-    ),
+    TOPIC,
+    (PRODUCER_NAME, produce),
+    (CONSUMERS, consume),
+    "kafka-consumers",
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from agent.lab.program import LabProgram, Run
+from agent.lab.program import Run
 from agent.lab.programs.dns_server import LONG
-from agent.lab.programs.limiters import decide
+from agent.lab.programs.limiters import api, decide
 from agent.lab.programs.upstream import PORT
 
 
@@ -24,12 +24,6 @@ def serve(name: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    LabProgram(
-        program,
-        partial(serve, name),
-        settings={"per_s": per_s, "limit": 20},
-        names=(f"lab:{program}",),
-        uses=("upstream", "dns", "link"),
-    )
+    api(program, partial(serve, name), "upstream", "dns", "link", per_s=per_s, limit=20)
     for program, name, per_s in (("api-http", "policy.lab", 8.0), ("api-dns-tcp", LONG, 4.0))
 )

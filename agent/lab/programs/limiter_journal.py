@@ -8,7 +8,7 @@ import os
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.programs.limiters import api, decide
 
 MOST_BYTES = 1 << 16  # then it starts again, so that it needs space on the disk again and again
 
@@ -51,13 +51,6 @@ def write(run: Run) -> None:
 
 
 PROGRAMS = (
-    LabProgram(
-        "api-journal",
-        serve,
-        settings={"per_s": 15.0, "limit": 40},
-        names=("lab:api-journal",),
-        uses=("disk",),
-        group="disk",
-    ),
+    api("api-journal", serve, "disk", group="disk"),
     LabProgram("writer", write, settings={"bytes": 1 << 16, "sync": False}, uses=("disk",), group="disk"),
 )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.programs.limiters import api, decide
 
 TAKE: dict[str, Any] = {"flock": fcntl.flock, "posix": fcntl.lockf}
 
@@ -48,13 +48,7 @@ PROGRAMS = tuple(
     p
     for kind in TAKE
     for p in (
-        LabProgram(
-            f"api-{kind}",
-            partial(serve, kind),
-            settings={"per_s": 15.0, "limit": 40},
-            names=(f"lab:api-{kind}",),
-            uses=(f"state.{kind}",),
-        ),
+        api(f"api-{kind}", partial(serve, kind), f"state.{kind}"),
         LabProgram(f"hold-{kind}", partial(hold, kind), settings={"hold_s": 0.0005, "every_s": 1.0, "now": False}),
     )
 )

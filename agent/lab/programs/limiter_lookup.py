@@ -6,8 +6,8 @@ import mmap
 import os
 import random
 
-from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.program import Run
+from agent.lab.programs.limiters import api, decide
 
 RULES, RULE_BYTES = 64, 16 << 10
 
@@ -29,13 +29,4 @@ def serve(run: Run) -> None:
     decide(run, check)
 
 
-PROGRAMS = (
-    LabProgram(
-        "api-lookup",
-        serve,
-        settings={"per_s": 15.0, "limit": 40},
-        names=("lab:api-lookup",),
-        uses=("disk",),
-        group="disk",
-    ),
-)
+PROGRAMS = (api("api-lookup", serve, "disk", group="disk"),)

@@ -9,8 +9,8 @@ import mmap
 import threading
 import time
 
-from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.program import Run
+from agent.lab.programs.limiters import api, decide
 
 _POPULATE = 0x8000
 _libc = ctypes.CDLL(None)  # unlike the module mmap, it lets other threads run meanwhile
@@ -42,6 +42,4 @@ def serve(run: Run) -> None:
 
 
 # They run as root, like those of till.py.
-PROGRAMS = (
-    LabProgram("api-maps", serve, settings={"per_s": 15.0, "limit": 40, "mb": 0}, names=("lab:api-maps",), root=True),
-)
+PROGRAMS = (api("api-maps", serve, root=True, mb=0),)

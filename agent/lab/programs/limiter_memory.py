@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import random
 
-from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.program import Run
+from agent.lab.programs.limiters import api, decide
 
 TABLE_BYTES, OWN_BYTES, LOOKS, PAGE = 16 << 20, 8 << 20, 400, 4096
 
@@ -28,8 +28,4 @@ def serve(run: Run) -> None:
     decide(run, check)
 
 
-PROGRAMS = (
-    LabProgram(
-        "api-tables", serve, settings={"per_s": 15.0, "limit": 40, "grow": 0}, names=("lab:api-tables",), uses=("disk",)
-    ),
-)
+PROGRAMS = (api("api-tables", serve, "disk", grow=0),)

@@ -10,8 +10,8 @@ import hiredis
 
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.demo.limiter_part import SCRIPT
-from agent.lab.program import LabProgram, Run
-from agent.lab.programs.limiters import decide
+from agent.lab.program import Run
+from agent.lab.programs.limiters import api, decide
 from agent.lab.programs.redis_server import PLACES, PORT
 
 KEY = "window"
@@ -36,12 +36,6 @@ def serve(address: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    LabProgram(
-        f"api-{name}",
-        partial(serve, address),
-        settings={"per_s": 25.0, "limit": 40},
-        names=(f"lab:api-{name}",),
-        uses=(name, "clock", "link") if name.endswith("far") else (name, "clock"),
-    )
+    api(f"api-{name}", partial(serve, address), name, "clock", *(["link"] if name.endswith("far") else []), per_s=25.0)
     for name, address in PLACES.items()
 )

@@ -8,9 +8,9 @@ import socket
 import ssl
 from functools import partial
 
-from agent.lab.program import FAR, LabProgram, Run
+from agent.lab.program import FAR, Run
 from agent.lab.programs import nginx, tls_server
-from agent.lab.programs.limiters import decide
+from agent.lab.programs.limiters import api, decide
 
 
 def serve(port: int, run: Run) -> None:
@@ -30,8 +30,6 @@ def serve(port: int, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    LabProgram(
-        name, partial(serve, port), settings={"per_s": 8.0, "limit": 20}, names=(f"lab:{name}",), uses=(server, "link")
-    )
+    api(name, partial(serve, port), server, "link", per_s=8.0, limit=20)
     for name, port, server in (("api-tls", nginx.PORT, "nginx"), ("api-tls12", tls_server.PORT, "tls-server"))
 )

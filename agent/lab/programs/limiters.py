@@ -7,9 +7,25 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import Run
+from agent.lab.program import LabProgram, Run
+
+
+def api(
+    name: str,
+    serve: Callable[[Run], None],
+    *uses: str,
+    per_s: float = 15.0,
+    limit: int = 40,
+    group: str = "",
+    root: bool = False,
+    **settings: Any,
+) -> LabProgram:
+    """A program whose body ``decide``s."""
+    settings = {"per_s": per_s, "limit": limit, **settings}
+    return LabProgram(name, serve, settings=settings, names=(f"lab:{name}",), uses=uses, group=group, root=root)
 
 
 def decide(run: Run, check: Callable[[], int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
+from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
 
 SYSTEM, QUEUE = "postgresql", "refunds"
 PORT = BROKER_PORTS[SYSTEM]
@@ -129,7 +129,7 @@ def send(run: Run) -> None:
     produce(run, connect, psycopg2.Error)
 
 
-PROGRAMS = (
+PROGRAMS = with_clients(
     LabProgram(
         SERVER,
         serve,
@@ -144,16 +144,8 @@ PROGRAMS = (
         polled=("postgresql", {"url": URL, "query": _QUERY}),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(SERVER,), system=SYSTEM),
-    *(
-        LabProgram(
-            name,
-            consume,
-            settings=CONSUMER,
-            names=(QUEUE,),
-            uses=(SERVER, PRODUCER_NAME, ledger(SYSTEM), "postgresql-consumers"),
-            system=SYSTEM,
-        )
-        for name in WORKERS
-    ),
+    QUEUE,
+    (PRODUCER_NAME, send),
+    (WORKERS, consume),
+    "postgresql-consumers",
 )

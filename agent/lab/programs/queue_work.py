@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from agent.common.clocks import boot_ns
@@ -95,6 +95,25 @@ def produce(run: Run, connect: Callable[[], Callable[[int, bool], object]], *err
             time.sleep(0.2)
         else:
             run.log("add", start_ns)
+
+
+def with_clients(
+    server: LabProgram,
+    queue: str,
+    producer: tuple[str, Callable[[Run], None]],
+    consumers: tuple[Iterable[str], Callable[[Run], None]],
+    together: str,
+) -> tuple[LabProgram, ...]:
+    """A broker with its producer and consumers, each by name and body. together: the name of all consumers."""
+    system, uses = server.system, (server.name, producer[0], ledger(server.system), together)
+    return (
+        server,
+        LabProgram(*producer, settings=PRODUCER, names=(queue,), uses=(server.name,), system=system),
+        *(
+            LabProgram(name, consumers[1], settings=CONSUMER, names=(queue,), uses=uses, system=system)
+            for name in consumers[0]
+        ),
+    )
 
 
 def serve(system: str, run: Run) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
+from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
 
 SYSTEM, QUEUE = "rabbitmq", "shipments"
 PORT, METRICS_PORT, PREFETCH = BROKER_PORTS[SYSTEM], 15692, 10
@@ -116,7 +116,7 @@ def send(run: Run) -> None:
     produce(run, connect, amqp.AMQPError, OSError)
 
 
-PROGRAMS = (
+PROGRAMS = with_clients(
     LabProgram(
         NODE,
         serve,
@@ -130,16 +130,8 @@ PROGRAMS = (
         polled=("rabbitmq", f"http://{FAR}:{METRICS_PORT}?queues={QUEUE}&amqp={PORT}"),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(NODE,), system=SYSTEM),
-    *(
-        LabProgram(
-            name,
-            consume,
-            settings=CONSUMER,
-            names=(QUEUE,),
-            uses=(NODE, PRODUCER_NAME, ledger(SYSTEM), "rabbitmq-consumers"),
-            system=SYSTEM,
-        )
-        for name in CONSUMERS
-    ),
+    QUEUE,
+    (PRODUCER_NAME, send),
+    (CONSUMERS, consume),
+    "rabbitmq-consumers",
 )
