@@ -102,10 +102,10 @@ def test_a_queue_keeps_its_identity_and_its_lag_when_its_leader_is_killed(nodes:
             polled()
             return [row for row in seen if row["partition"] == b"1" and row["poll_ns"] > 250_000_000]
 
-        for long in wait(long_polls):
+        for long in until(long_polls):
             others = [row["poll_ns"] for row in seen if row["t_ns"] == long["t_ns"] and row["partition"] != b"1"]
             assert all(ns < long["poll_ns"] // 2 for ns in others), (long, others)
-        wait(lambda: lags(polled()) == truth)
+        until(lambda: lags(polled()) == truth)
         before = polled()
         its = leader(before, b"0")
         killed = next(node for node in nodes if node.plain == its)
