@@ -111,10 +111,10 @@ class RedisUrl:
             if message[1] and not message[0]:
                 raise _BadReply("seq needs id: the field with the id of a message")
             if parts.scheme == "unix" and not parts.path:
-                raise _BadReply("no socket path")
+                raise _BadReply("it has no socket path")
             service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
             if kind == "sentinel" and not service:
-                raise _BadReply("no service: redis+sentinel://host:26379/SERVICE")
+                raise _BadReply("it names no service: redis+sentinel://host:26379/SERVICE")
             db = query["db"][0] if "db" in query else below.strip("/") if parts.scheme != "unix" else ""
             port = 26379 if kind == "sentinel" else 6379
             addresses = ((parts.hostname or "127.0.0.1", parts.port or port), *_addresses(others, port))
@@ -143,7 +143,7 @@ class RedisUrl:
                 why=(
                     str(error)
                     if isinstance(error, _BadReply)
-                    else "its host, port or number of the database cannot be read"
+                    else "its host, port or database number is not valid"
                 ),
                 remedy=(
                     "write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F"

@@ -42,6 +42,6 @@ class ServerSection:
         beside = self.user or self.password.is_set
         return (
             (not self.url, "it has no url"),
-            (self.url and self.address.password and beside, "it has a password in its url and a login beside it"),
-            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
+            (self.url and self.address.password and beside, "it has a password in its url and a login in the section"),
+            (self.key_file and not self.certificate_file, "it has a key_file but no certificate_file"),
         )

@@ -443,7 +443,7 @@ def test_what_hinders_that_messages_are_delivered_again(redis: Redis, worker: Ca
     assert row(queue)["reason"] == b""
     app.send_task("early", (0,), countdown=LONG_S)
     unacked(redis, 2)
-    assert b"celery: 1 delayed messages are due to be delivered again before" in reasons(queue)
+    assert b"celery: 1 delayed messages are due for redelivery before" in reasons(queue)
     redis.do("SET", "unacked_mutex", "a worker that was killed", "EX", LONG_S)
     assert b"unacked_mutex" not in reasons(queue)
     assert b"unacked_mutex is held for " in reasons(queue)

@@ -224,4 +224,4 @@ def test_what_is_not_known_is_reported(ran: Ran) -> None:
     assert row["quality"] == "estimated"
     assert "its clock is not known" in row["reason"]
     (row,) = rows(ran.store, "--jump", "last", "--model", "sliding log, in order", "--config", str(ran.settings))
-    assert "otherwise than the program did" in row["reason"]
+    assert "differently from the program" in row["reason"]

@@ -112,7 +112,7 @@ def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[
 def test_a_disk_that_takes_long_itself_is_the_cause() -> None:
     one = stalled(disk(max_ms=900, each_ms=300))
     assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "slow", "/dev/sda")
-    assert "because sda took up to 900 ms for a request, while fsync of python3 pid 4242 waited for" in str(
+    assert "because requests to sda took up to 900 ms while fsync of python3 pid 4242 waited for" in str(
         one["sentence"]
     )
     assert "block_io" in str(one["evidence"])

@@ -62,8 +62,8 @@ def test_a_message_names_the_key_and_no_value(kind: str, more: dict[str, Any], w
     ("given", "words"),
     [
         ({}, "it has no url"),
-        ({"url": "redis://:hunter2@h", "user": "u"}, "a password in its url and a login beside it"),
-        ({"url": "redis://:hunter2@h", "password_file": "/p"}, "a password in its url and a login beside it"),
+        ({"url": "redis://:hunter2@h", "user": "u"}, "a password in its url and a login in the section"),
+        ({"url": "redis://:hunter2@h", "password_file": "/p"}, "a password in its url and a login in the section"),
         ({"url": "redis://:hunter2@h:x"}, "cannot be read"),
         ({"url": "redis://h", "user": "u"}, "a user and no password"),
         ({"url": "redis://h", "ca_file": "/ca.pem"}, "its url is not rediss://"),

@@ -558,7 +558,7 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
     ("given", "output"),
     [
         ({"a": {"script": "1234"}}, "redis_limiter_scripts.a.script cannot be '1234'"),
-        ({"a": {"allowed": "reply == 1"}}, "names none of script, function and command"),
+        ({"a": {"allowed": "reply == 1"}}, "must have exactly one of script, function and command, and has none"),
         ({"a": {"command": "INCR", "function": "f"}}, "names several of script, function and command"),
         ({"a": {"command": "INCR", "allowed": "reply"}}, "redis_limiter_scripts.a.allowed cannot be 'reply'"),
         ({"a": {"command": "INCR", "remaining": "answer.1"}}, "redis_limiter_scripts.a.remaining cannot be 'answer.1'"),

@@ -61,7 +61,7 @@ def _most(ages: np.ndarray) -> np.ndarray:
 
 def clause(episode: Episode) -> Words:
     return render(
-        "{what} were given up without an answer, {n}, each after {age}, {when}",
+        "{what} got no answer and were given up {n}, each after {age}, {when}",
         what=opening(episode.subject),
         n=value(episode.facts["n"], "time"),
         age=measured(episode.value, episode.unit),

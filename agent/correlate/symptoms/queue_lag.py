@@ -159,7 +159,7 @@ def clause(episode: Episode) -> Words:
         )
     if episode.metric == "gone":
         return render(
-            "{queue} was deleted while clients asked for it {when}", queue=episode.subject, when=when(episode)
+            "{queue} was deleted while clients used it {when}", queue=episode.subject, when=when(episode)
         )
     worst, base = (
         (value(episode.value, "message"), value(episode.base))
