@@ -46,7 +46,7 @@ RULES = (
         _more("ntp.jump.count", "instance, direction"),
         "warning",
         "the wall clock of {{ $labels.instance }} jumped {{ $labels.direction }}",
-        "tickscope explain last; by whom: tickscope clock history; effect on limiters: tickscope limiters replay --jump last",
+        "tickscope explain last; by whom: tickscope clock history; effect: tickscope limiters replay --jump last",
     ),
     Rule(
         "TickscopeClockNotSynchronised",

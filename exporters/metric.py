@@ -35,8 +35,8 @@ class Metric:
     host opened the connection: a server's peers are unbounded. drift: a gauge that is the slope of ``value`` over
     ``t_ns``, in parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
     for the first observed one, if not all label sets are known from the start. magnitude: a histogram of absolute
-    values. labels: attributes that every series of this table has. observed: names of the attributes of a metric without a
-    table.
+    values. labels: attributes that every series of this table has. observed: names of the attributes of a metric
+    without a table.
     """
 
     name: str

@@ -757,7 +757,7 @@ METRICS: tuple[Metric, ...] = (
                 "metrics.overflowed",
                 "{series}",
                 "counter",
-                "Label sets beyond a limit: their values are summed in the series otel_metric_overflow, or left out (gauges).",
+                "Label sets beyond a limit; their values are summed in series otel_metric_overflow, or left out (gauges).",
             ),
         )
     ),

@@ -143,8 +143,8 @@ class OtlpSettings:
     max_spans_per_s: int = setting(
         500,
         whole(1, 1 << 40),
-        "maximum number of spans of one kind per second; further rows are only in the metrics and the store (`unsampled`"
-        " in status)",
+        "maximum number of spans of one kind per second; further rows are only in the metrics and the store"
+        " (`unsampled` in status)",
     )
     traces: Endpoint | None = setting(None, _SIGNAL, _OWN.format("traces"))
     metrics: Endpoint | None = setting(None, _SIGNAL, _OWN.format("metrics"))

@@ -7,7 +7,7 @@ import os
 
 #: For a file system that does not answer.
 UNANSWERED = (
-    "if the file system is frozen, thaw it (fsfreeze --unfreeze MOUNTPOINT); else see the kernel log (dmesg) for its disk"
+    "if the file system is frozen, thaw it (fsfreeze --unfreeze MOUNTPOINT); else see the kernel log (dmesg)"
 )
 
 

@@ -113,8 +113,8 @@ class RedisLimiterSettings:
     ports: tuple[int, ...] = setting(
         (),
         value(_ports, f"at most {MOST_PORTS} ports"),
-        "further ports of Redis servers, beside 6379, those of the brokers above, and those of processes with names such"
-        " as redis-server",
+        "further ports of Redis servers, beside 6379, those of the brokers above, and those of processes with names"
+        " such as redis-server",
         key="redis_ports",
     )
     decisions_per_s: int = setting(

@@ -78,8 +78,8 @@ class LimiterSettings:
     key_salt: str = setting(
         "",
         text("the path of a file", _salt),
-        "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt have"
-        " the same hashes; see docs/limiters-names.md",
+        "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt"
+        " have the same hashes; see docs/limiters-names.md",
     )
     hits_per_s: int = HITS_PER_S
 
@@ -102,8 +102,8 @@ def read_salt(path: str) -> bytes:
         raise AgentError(what, why=str(error.strerror), remedy=_REMEDY, exit_code=USAGE) from error
     if found.st_mode & 0o077 or found.st_uid:
         problem = (
-            f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}; whoever has the salt can guess"
-            " hashed keys"
+            f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}; whoever has the salt can"
+            " guess hashed keys"
         )
         raise AgentError(what, why=problem, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()

@@ -71,7 +71,7 @@ class MetricSource:
                 raise NotPrometheus
             return cls(given, found[1].encode(), labels((found[2] or "").encode()))
         except NotPrometheus:
-            raise ValueError('must be a metric, NAME or NAME{label="value"}, or a path in JSON, /queues/*/len') from None
+            raise ValueError('must be a metric, NAME or NAME{label="value"}, or a JSON path, /queues/*/len') from None
 
 
 _SOURCE = text("a metric, or a path in JSON", MetricSource.parse)

@@ -43,7 +43,7 @@ class ReceiverSettings:
     http: tuple[str, int] | None = setting(
         None,
         value(_address, "address:port of loopback, or empty"),
-        "address that receives OTLP over HTTP from programs of this host, such as 127.0.0.1:24318. Spans and logs of rate"
-        " limiters become decisions; see docs/adapters.md",
+        "address that receives OTLP over HTTP from programs of this host, such as 127.0.0.1:24318. Spans and logs of"
+        " rate limiters become decisions; see docs/adapters.md",
     )
     grpc: None = setting(None, value(_grpc, "empty"))

@@ -58,7 +58,7 @@ DECLARED = (
     ),
     table(
         "limiter",
-        "a place in a Go program that calls a limiter. A row is written at the first call, and each hour while it is in use",
+        "a place in a Go program that calls a limiter. A row is written at the first call, and each hour while in use",
         text("limiter_id", 64, "id of the limiter", "rate_limiting.limiter.id"),
         text("program", 48, "the program, as its build names it"),
         text("path", 128, "path of the program's file"),

@@ -73,8 +73,8 @@ DECLARED = (
         i64("srtt_us", "last smoothed RTT", "us"),
         i64(
             "waited_ns",
-            "time that the client had waited when it closed the connection without an answer to its last request, to one"
-            " kernel tick; null: no such wait",
+            "time that the client had waited when it closed the connection without an answer to its last request, to"
+            " one kernel tick; null: no such wait",
             "ns",
         ),
         measure="duration_ns",
@@ -91,8 +91,8 @@ DECLARED = (
         i64("unanswered", "requests that had no answer when their connection ended"),
         i64(
             "waiting",
-            "requests without an answer for half a second or longer, of the sampled connections; max_ns may be that of one"
-            " of them",
+            "requests without an answer for half a second or longer, of the sampled connections; max_ns may be that of"
+            " one of them",
         ),
         i64("sum_ns", "total", "ns"),
         i64("held_ns", "the part of sum_ns from requests of 128 ms or longer, accurate to a factor of two", "ns"),
@@ -190,7 +190,7 @@ DECLARED = (
         enum(
             "source",
             "getaddrinfo socket go",
-            "how the lookup was observed. getaddrinfo: call of the C library; socket: answer on a socket; go: Go's resolver",
+            "how it was observed. getaddrinfo: call of the C library; socket: answer on a socket; go: Go's resolver",
         ),
         i64("uid", "real user id of the process"),
         measure="duration_ns",

@@ -74,7 +74,8 @@ DECLARED = (
     ),
     table(
         "on_cpu",
-        "the CPU time of a process during an on-demand profile, for one thread and stack. Rows with the most time come first",
+        "the CPU time of a process during an on-demand profile, for one thread and stack. Rows with the most time come"
+        " first",
         *PROC,
         LOOK,
         INTERVAL,
@@ -115,7 +116,7 @@ DECLARED = (
         INTERVAL,
         text("lock", 64, "name of the lock, else of the function that takes it"),
         text("address", 20, "address of the lock"),
-        text("kind", 24, "spin mutex rtmutex percpu, read, write"),
+        text("kind", 24, "kind of lock: spin mutex rtmutex percpu; and read or write"),
         enum(
             "path",
             "process handshake",

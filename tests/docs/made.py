@@ -1,4 +1,4 @@
-"""The generated blocks of the documents, from the code: one function per block, with the name of the block. Markdown; pure."""
+"""The generated blocks of the documents, from the code: one function per block, with its name. Markdown; pure."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def lost(rig: Rig) -> int:
 def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig: Rig) -> None:
     os.kill(rig.watch.pid, signal.SIGSTOP)
     until(rig, lambda: rig.watch.silent)
-    assert "sends no heartbeat; steps are found by comparing" in str(rig.watch.state()["watch"])
+    assert "sends no heartbeat; steps are found by comparison" in str(rig.watch.state()["watch"])
     rig.settle(0.3)
     assert rig.rows("notice_status")["reason"][-1].endswith(b"no notices are sent")
     pid = step(rig, STEP_NS)

@@ -608,10 +608,10 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
         ("redis+cluster://:pw@host/0", "no queues in a Redis Cluster"),
         ("redis://:pw@host/0?streams=a", "unknown option 'streams'"),
         ("redis://:pw@host/0?queue=a", "unknown option 'queue'"),
-        ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout is a number of seconds"),
-        ("redis://:pw@host/0?visibility_timeout=-1", "visibility_timeout is a number of seconds"),
+        ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout must be a number of seconds"),
+        ("redis://:pw@host/0?visibility_timeout=-1", "visibility_timeout must be a number of seconds"),
         ("redis://:pw@host/zero", "cannot be read"),
-        ("redis://:pw@host/0?workers=yes", "workers and tasks are true or false"),
+        ("redis://:pw@host/0?workers=yes", "workers and tasks must be true or false"),
     ],
 )
 def test_what_is_no_url_is_refused_without_its_password(url: str, why: str) -> None:

@@ -208,7 +208,7 @@ def test_which_jump_is_meant(ran: Ran) -> None:
         (("--jump", "the day before"), 2, "no jump 'the day before'"),
         (("--jump", "deadbeef"), 3, "no finding's id starts with deadbeef"),
         (("--jump", "last", "--limiter", "none*"), 3, "no limiter decisions"),
-        (("--what-if", "1s", "--since", "boot+0", "--at", "boot+1"), 2, "outside of the decisions"),
+        (("--what-if", "1s", "--since", "boot+0", "--at", "boot+1"), 2, "outside the time of the decisions"),
     ):
         done = replay(ran.store, *args)
         assert done.returncode == status, done.stderr

@@ -63,7 +63,7 @@ def test_words(text: str, word: Word) -> None:
         ("ax", "'ax' has no meaning there", "di, si, dx"),
         ("int di", "the size of 'int' depends", "i32 in C"),
         ("i33 di", "no type 'i33'", "i32"),
-        ("f64 di", "a float is in no register", "f64 di+24"),
+        ("f64 di", "floats in registers cannot be read", "f64 di+24"),
         ("di+5000", "is not a place", "4095"),
         ("di di di", "is not a place", "TYPE"),
         ("", "is not a place", "TYPE"),

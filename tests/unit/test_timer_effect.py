@@ -73,7 +73,7 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
     [
         ("classic queues", H, "checked", False, "the first message expires on time, those behind it with it: early"),
         ("classic queues", -H, "checked", False, "messages expire late"),
-        ("quorum queues", H, "monotonic", True, "messages expire when they were due, up to 1 % early"),
+        ("quorum queues", H, "monotonic", True, "messages expire on time, or up to 1 % early"),
     ],
 )
 def test_where_the_time_is_not_known_what_follows_is(

@@ -90,7 +90,7 @@ MODELS = (
     ),
     Model(
         "fixed window, from its first request",
-        "counts all requests, also refused ones, in windows; each begins with the first request after the last one ended",
+        "counts all requests, also refused ones, in windows that begin with the first request after the last one ended",
         "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8; MemoryStore.increment of"
         " express-rate-limit 8.7",
         _from_first,

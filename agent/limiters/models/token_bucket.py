@@ -48,8 +48,8 @@ _SOURCE = "rate.go of golang.org/x/time, reserveN and advance"
 MODELS = (
     Model(
         "token bucket",
-        "fills at the rate up to its size; a request that finds too few tokens is refused. A refusal does not change its"
-        " time: after a step back it does not fill until the clock has caught up",
+        "fills at the rate up to its size; a request that finds too few tokens is refused. A refusal does not change"
+        " its time: after a step back it does not fill until the clock has caught up",
         f"{_SOURCE}, v0.3.0 to v0.16.0",
         partial(_decide, keeps_last=True),
         ("per_s", "burst"),
