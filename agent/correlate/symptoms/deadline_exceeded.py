@@ -73,7 +73,7 @@ SYMPTOM = Symptom(
     "deadline_exceeded",
     49,
     "a client closes connections without an answer, each after the same time: its timeout or deadline expires",
-    "a process and a peer that it asks",
+    "a process and a peer that it calls",
     "ns",
     "tcp_close",
     READS,
