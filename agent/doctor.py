@@ -151,7 +151,10 @@ def uprobes() -> Check:
     if os.path.exists("/sys/bus/event_source/devices/uprobe/type"):
         return Check("uprobes", "ok", "TLS handshakes and Go limiters can be observed")
     return Check(
-        "uprobes", "warn", "no uprobe PMU", "boot a kernel with CONFIG_UPROBE_EVENTS=y, to observe TLS handshakes and Go limiters"
+        "uprobes",
+        "warn",
+        "no uprobe PMU",
+        "boot a kernel with CONFIG_UPROBE_EVENTS=y, to observe TLS handshakes and Go limiters",
     )
 
 
@@ -350,12 +353,16 @@ def _ask_broker(name: str, queue: Queue) -> Check:
         queue.close()
     down = next((row for row in rows if row.get("status") == "down"), None)
     if down is not None:
-        return Check(name, "warn", str(down.get("reason")), f"check whether it runs, and whether the setting {name} is right")
+        return Check(
+            name, "warn", str(down.get("reason")), f"check whether it runs, and whether the setting {name} is right"
+        )
     refused = [row for row in rows if row.get("failure") == "permission"]
     if refused:
         server = next((row for row in refused if not row.get("destination")), refused[0])
         found = f"{queue.name}: {str(server.get('reason')).removeprefix(f'{queue.name}: ')}"
-        return Check(name, "warn", found, "give the user of the setting these rights; without them, some columns are null")
+        return Check(
+            name, "warn", found, "give the user of the setting these rights; without them, some columns are null"
+        )
     return Check(name, "ok", f"{queue.name} answers (rows of queue_lag: {len(rows)})")
 
 

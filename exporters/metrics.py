@@ -229,7 +229,13 @@ METRICS: tuple[Metric, ...] = (
             ("frequency", "1", "The kernel's frequency correction (adjtimex freq); 1e-6 is 1 ppm.", "freq_ppb", "ppb"),
             ("max_error", "s", "The kernel's error bound of the wall clock (adjtimex maxerror).", "maxerror_us", "us"),
             ("tai_offset", "s", "TAI minus UTC in the kernel; 0 if no daemon set it.", "tai_s", ""),
-            ("est_error", "s", "The kernel's estimated error of the wall clock (adjtimex esterror).", "esterror_us", "us"),
+            (
+                "est_error",
+                "s",
+                "The kernel's estimated error of the wall clock (adjtimex esterror).",
+                "esterror_us",
+                "us",
+            ),
             ("tick", "s", "The kernel's tick (adjtimex tick); another value than 0.01 is a slew.", "tick_us", "us"),
             ("status", "{bit}", "The kernel's status bits (adjtimex status).", "status", ""),
         )
@@ -272,11 +278,29 @@ METRICS: tuple[Metric, ...] = (
             f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",))
         )
         for name, unit, text, column, raw in (
-            ("root_distance", "s", "Error bound of the offset that the daemon reports (root distance).", "distance_ns", "ns"),
+            (
+                "root_distance",
+                "s",
+                "Error bound of the offset that the daemon reports (root distance).",
+                "distance_ns",
+                "ns",
+            ),
             ("root_delay", "s", "Round-trip time to the reference clock.", "root_delay_ns", "ns"),
-            ("root_dispersion", "s", "Error that accumulates between the reference clock and this host.", "root_dispersion_ns", "ns"),
+            (
+                "root_dispersion",
+                "s",
+                "Error that accumulates between the reference clock and this host.",
+                "root_dispersion_ns",
+                "ns",
+            ),
             ("stratum", "{hop}", "Hops to the reference clock.", "stratum", ""),
-            ("frequency", "1", "Frequency correction that the oscillator needs, by the daemon's estimate; 1e-6 is 1 ppm.", "freq_ppb", "ppb"),
+            (
+                "frequency",
+                "1",
+                "Frequency correction that the oscillator needs, by the daemon's estimate; 1e-6 is 1 ppm.",
+                "freq_ppb",
+                "ppb",
+            ),
             ("skew", "1", "Error bound of the daemon's frequency correction.", "skew_ppb", "ppb"),
         )
     ),
@@ -342,8 +366,18 @@ METRICS: tuple[Metric, ...] = (
         )
         for name, unit, text, column in (
             ("", "{notice}", "Notices of clock jumps sent, counted once per subscriber.", "sent"),
-            (".acknowledged", "{notice}", "Notices that a program acknowledged: its limiters have adapted to the jump.", "acknowledged"),
-            (".dropped", "{item}", "Subscribers that were disconnected, or notices that a slow hook command missed.", "dropped"),
+            (
+                ".acknowledged",
+                "{notice}",
+                "Notices that a program acknowledged: its limiters have adapted to the jump.",
+                "acknowledged",
+            ),
+            (
+                ".dropped",
+                "{item}",
+                "Subscribers that were disconnected, or notices that a slow hook command missed.",
+                "dropped",
+            ),
             (".failed", "{notice}", "Runs of the hook command that failed.", "failed"),
         )
     ),
@@ -426,9 +460,17 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.lag", "{message}", "gauge", "Messages not yet delivered.", "queue_lag", _QUEUE, "lag_messages"
     ),
     Metric(
-        "tickscope.queue.lag.size", "By", "gauge", "Bytes of a write-ahead log not yet delivered.", "queue_lag", _QUEUE, "lag_bytes"
+        "tickscope.queue.lag.size",
+        "By",
+        "gauge",
+        "Bytes of a write-ahead log not yet delivered.",
+        "queue_lag",
+        _QUEUE,
+        "lag_bytes",
     ),
-    Metric("tickscope.queue.lag.age", "s", "gauge", "Time that the consumers are behind.", "queue_lag", _QUEUE, "lag_s"),
+    Metric(
+        "tickscope.queue.lag.age", "s", "gauge", "Time that the consumers are behind.", "queue_lag", _QUEUE, "lag_s"
+    ),
     Metric(
         "tickscope.queue.oldest_undelivered",
         "s",
@@ -495,7 +537,9 @@ METRICS: tuple[Metric, ...] = (
         _QUEUE,
         "removed",
     ),
-    Metric("tickscope.queue.arrival.rate", "{message}/s", "gauge", "Messages that arrive.", "queue_lag", _QUEUE, "in_per_s"),
+    Metric(
+        "tickscope.queue.arrival.rate", "{message}/s", "gauge", "Messages that arrive.", "queue_lag", _QUEUE, "in_per_s"
+    ),
     Metric(
         "tickscope.queue.acknowledged.rate",
         "{message}/s",
@@ -752,12 +796,17 @@ METRICS: tuple[Metric, ...] = (
                 "counter",
                 "Connections to the metrics page that were closed without an answer, by reason.",
             ),
-            ("metrics.samples", "{sample}", "gauge", "Samples of event metrics on the metrics page; at most metrics.samples."),
+            (
+                "metrics.samples",
+                "{sample}",
+                "gauge",
+                "Samples of event metrics on the metrics page; at most metrics.samples.",
+            ),
             (
                 "metrics.overflowed",
                 "{series}",
                 "counter",
-                "Label sets beyond a limit; their values are summed in series otel_metric_overflow, or left out (gauges).",
+                "Label sets beyond a limit: summed in series otel_metric_overflow, or left out (gauges).",
             ),
         )
     ),

@@ -81,7 +81,9 @@ def _resource(given: object) -> dict[str, str]:
 class Endpoint:
     """The target of one signal. endpoint: the full URL over HTTP, the base URL over gRPC."""
 
-    endpoint: str = setting("", text("a URL", _url), "URL of the collector, such as http://collector:4318; '' sends nothing")
+    endpoint: str = setting(
+        "", text("a URL", _url), "URL of the collector, such as http://collector:4318; '' sends nothing"
+    )
     headers: tuple[tuple[str, str], ...] = setting(
         (), value(_headers, "names and values", shown=dict), "headers of each request: {authorization: Bearer ...}"
     )
@@ -118,7 +120,9 @@ class OtlpSettings:
     """
 
     every_signal: Endpoint = setting(Endpoint(), beside(Endpoint))
-    protocol: str = setting(HTTP, one_of(HTTP, GRPC), "protocol of the export; the endpoint for grpc is http://collector:4317")
+    protocol: str = setting(
+        HTTP, one_of(HTTP, GRPC), "protocol of the export; the endpoint for grpc is http://collector:4317"
+    )
     temporality: str = setting("cumulative", one_of("cumulative", "delta", "lowmemory"), "temporality of metrics")
     interval_s: float = setting(10.0, number(0.1), "seconds between two exports of metrics")
     decisions: str = setting(

@@ -118,8 +118,7 @@ def _words(
     )
     yield (
         "leap second",
-        f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s"
-        + ("" if row["tai_s"] else " (not set)"),
+        f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s" + ("" if row["tai_s"] else " (not set)"),
     )
     yield from clock_daemons.words(daemons)
     yield "clocksource", row["clocksource"] or "unknown"

@@ -64,9 +64,7 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
         mono = _MONO.fullmatch(text.strip())
         bound = source.bound("boot+" + mono[1] if mono else text)
         if not all(abs(ns) < _FAR_NS for ns in (bound.t_ns, bound.wall_ns or 0)):
-            raise AgentError(
-                f"cannot convert {text}", why="the time is out of range", exit_code=USAGE
-            )
+            raise AgentError(f"cannot convert {text}", why="the time is out of range", exit_code=USAGE)
         # By elapsed time: the wall clock may have been stepped since. For earlier boots there is only the wall clock.
         back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
         ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
@@ -94,7 +92,9 @@ def _offsets(pid: int | None, boot: str | None) -> Offsets:
     if pid is None:
         return timens.Offsets()
     if boot is not None:
-        raise AgentError("--pid and --boot cannot be used together", why="a process belongs to the current boot", exit_code=USAGE)
+        raise AgentError(
+            "--pid and --boot cannot be used together", why="a process belongs to the current boot", exit_code=USAGE
+        )
     try:
         return timens.of(pid)
     except (OSError, ValueError) as error:

@@ -167,7 +167,9 @@ def command(
             exit_code=USAGE,
         )
     if (window is None) != (skew is None):
-        raise AgentError("--window and --skew must be used together", remedy="--window 100ms --skew 63ms", exit_code=USAGE)
+        raise AgentError(
+            "--window and --skew must be used together", remedy="--window 100ms --skew 63ms", exit_code=USAGE
+        )
     if at is not None and what_if is None:
         raise AgentError("--at needs --what-if", exit_code=USAGE)
     declarations = declared_by_flags(config, model, count, slots, window)

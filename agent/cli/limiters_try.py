@@ -189,7 +189,9 @@ def _report_silence(begun: int, gone: bool, duration: float, interrupted: bool) 
     from agent.cli.output import note
 
     if begun:
-        note(f"{begun} calls began and none returned: they wait inside the function, or leave it without a probed return")
+        note(
+            f"{begun} calls began and none returned: they wait inside the function, or leave it without a probed return"
+        )
     elif gone:
         note("the process ended before it called the function")
     else:

@@ -42,7 +42,7 @@ def command(fmt: str, store: str) -> None:
         note("no brokers: no process here listens on a known port or is connected to one")
         click.get_current_context().exit(NO_ROWS)
     if fmt == "table" and any(one["setting"] and not one["configured"] for one in rows):
-        note("to watch a broker, add its setting to the settings file, with user and password if the broker requires them")
+        note("to watch a broker, add its setting to the settings file, with user and password if required")
 
 
 def settings() -> tuple[dict[str, Any], str]:

@@ -6,9 +6,7 @@ import errno
 import os
 
 #: For a file system that does not answer.
-UNANSWERED = (
-    "if the file system is frozen, thaw it (fsfreeze --unfreeze MOUNTPOINT); else see the kernel log (dmesg)"
-)
+UNANSWERED = "if the file system is frozen, thaw it (fsfreeze --unfreeze MOUNTPOINT); else see the kernel log (dmesg)"
 
 
 def of_write(error: OSError) -> str:
@@ -43,4 +41,8 @@ def of_store(failure: OSError | None, sealing: str, damaged: str) -> tuple[str, 
         return f"cannot write: {failure.strerror}", of_write(failure)
     if sealing:
         return f"cannot seal: {sealing}", of_seal(sealing)
-    return (f"some rows cannot be stored: {damaged}", "report this as a bug; the other rows are stored") if damaged else ("", "")
+    return (
+        (f"some rows cannot be stored: {damaged}", "report this as a bug; the other rows are stored")
+        if damaged
+        else ("", "")
+    )

@@ -24,8 +24,12 @@ class ProbeSettings:
         "system calls that are timed (blocked time only, all calls in sampling windows, all calls, none)",
         flag=True,
     )
-    syscalls_window_ms: float = setting(20.0, number(1, 500), "with `sampled`: milliseconds of each second in which all calls are timed")
-    slow_syscall_ms: float = setting(10.0, number(0.1, 60_000), "a call that is blocked for longer, in ms, is a row of slow_syscall")
+    syscalls_window_ms: float = setting(
+        20.0, number(1, 500), "with `sampled`: milliseconds of each second in which all calls are timed"
+    )
+    slow_syscall_ms: float = setting(
+        10.0, number(0.1, 60_000), "a call that is blocked for longer, in ms, is a row of slow_syscall"
+    )
     investigate: str = setting(
         "auto", one_of("auto", "off"), "profile processes with a symptom for some seconds", flag=True
     )

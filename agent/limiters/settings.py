@@ -108,5 +108,7 @@ def read_salt(path: str) -> bytes:
         raise AgentError(what, why=problem, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()
     if not LEAST_SALT <= len(salt) <= MOST_SALT:
-        raise AgentError(what, why=f"a salt must have {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE)
+        raise AgentError(
+            what, why=f"a salt must have {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE
+        )
     return salt

@@ -89,7 +89,10 @@ class Password:
         key="password_file",
     )
     variable: str = setting(
-        "", private_text("the name of a variable"), "environment variable of the agent with the password", key="password_variable"
+        "",
+        private_text("the name of a variable"),
+        "environment variable of the agent with the password",
+        key="password_variable",
     )
     credential: str = setting(
         "",

@@ -98,7 +98,10 @@ class MappedQueues:
             (not self.name, "a queue has no name"),
             (self.length is None, f"queue {self.name[:40]} has no length"),
             (self.oldest_s and self.oldest_at_s, "oldest_s and oldest_at_s are the same figure: give one of them"),
-            (len({bool(one.path) for one in self.sources().values()}) > 1, "its sources must be either metrics or paths in JSON, not both"),
+            (
+                len({bool(one.path) for one in self.sources().values()}) > 1,
+                "its sources must be either metrics or paths in JSON, not both",
+            ),
         )
         if why := next((why for is_wrong, why in wrong if is_wrong), ""):
             raise AgentError("a mapping of queues cannot be used", why=why, exit_code=USAGE)

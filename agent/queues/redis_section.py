@@ -20,7 +20,10 @@ class RedisServerSection(ServerSection):
                 self.url and files and not self.address.tls,
                 "it has certificates, but its url does not begin with rediss://",
             ),
-            (self.url and self.user and not self.password.is_set, "it has a user but no password_file, password_variable or password_credential"),
+            (
+                self.url and self.user and not self.password.is_set,
+                "it has a user but no password_file, password_variable or password_credential",
+            ),
         )
 
     @property

@@ -94,7 +94,11 @@ DECLARED = (
         i64("update_interval_ns", "time between the last two updates", "ns"),
         i64("last_offset_ns", "offset at the last update, as offset_ns", "ns"),
         i64("rms_offset_ns", "long-term average of the offsets, or the jitter", "ns"),
-        i64("freq_ppb", "frequency correction that the oscillator needs, by the daemon's estimate (positive: it is slow)", "ppb"),
+        i64(
+            "freq_ppb",
+            "frequency correction that the oscillator needs, by the daemon's estimate (positive: it is slow)",
+            "ppb",
+        ),
         i64("residual_freq_ppb", "part of freq_ppb that is not applied yet", "ppb"),
         i64("skew_ppb", "error bound of freq_ppb", "ppb"),
         i64("reach", "result of the last eight polls, one bit each: 255 if all were answered"),

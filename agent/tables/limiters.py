@@ -53,7 +53,10 @@ DECLARED = (
             "age of a counter in Redis that no longer expires; null: the counter expires, or this is unknown",
             "ns",
         ),
-        i64("reporter_uid", "real user id of the process that reported the decision; null: it was observed, or the user is unknown"),
+        i64(
+            "reporter_uid",
+            "real user id of the process that reported the decision; null: it was observed, or the user is unknown",
+        ),
         measure="duration_ns",
     ),
     table(

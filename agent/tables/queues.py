@@ -84,7 +84,7 @@ DECLARED = (
         i64("clients_refused", "connections refused because of clients_limit, since the server started"),
         i64(
             "lag_at_least",
-            "lower bound of the lag; lag_messages is the upper bound. Null: lag_messages is exact, or no bound is known",
+            "lower bound of the lag; lag_messages is the upper bound. Null: lag_messages is exact, or it is unknown",
         ),
         i64("pending_deleted", "of the 100 oldest pending messages, those that no longer exist"),
         i64("held_idle", "pending messages of consumers without a request for 60 s"),
@@ -185,7 +185,9 @@ DECLARED = (
         enum("kind", "accept connection qdisc", "which queue"),
         i64("queue", "length. accept: connections; connection: bytes (the larger of both queues); qdisc: packets"),
         i64("limit", "accept: maximum length, connections"),
-        i64("overflows", "accept: connects that met a full accept queue since the host started, all listeners together"),
+        i64(
+            "overflows", "accept: connects that met a full accept queue since the host started, all listeners together"
+        ),
         i64("recv_q_bytes", "receive queue", "bytes"),
         i64("send_q_bytes", "send queue", "bytes"),
         text("device", 16, "network device"),

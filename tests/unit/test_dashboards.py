@@ -11,7 +11,6 @@ from dashboards import overview
 from exporters.metrics import METRICS
 
 
-
 def test_committed_json_is_current() -> None:
     assert Path(overview.__file__).with_suffix(".json").read_text() == overview.text()
 

@@ -61,7 +61,10 @@ SECTIONS = [
     ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
     ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
     ("{servers: 'a:1', topics: ['a.b-c_*', '[a-c]?', '[!d]'], id: a/0/b, seq: 'header:x/y'}", ""),
-    ("{servers: 'a:1', topics: ['orders-.+']}", "is not a topic name or pattern: write orders*, not a regular expression"),
+    (
+        "{servers: 'a:1', topics: ['orders-.+']}",
+        "is not a topic name or pattern: write orders*, not a regular expression",
+    ),
     ("{servers: 'a:1', seq: n}", "seq needs id"),
     ("{servers: 'a:1', id: 'header:'}", "such as order/id, or header:NAME"),
     ("{groups: [a]}", "it has no servers: write `servers"),

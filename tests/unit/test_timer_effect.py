@@ -87,7 +87,9 @@ def test_where_the_time_is_not_known_what_follows_is(
 
 
 def test_a_server_of_a_cluster_may_be_elsewhere() -> None:
-    here, away = (replace(wall(60, "retention"), elsewhere=why) for why in ("", "10.0.0.9 is not an address of this host"))
+    here, away = (
+        replace(wall(60, "retention"), elsewhere=why) for why in ("", "10.0.0.9 is not an address of this host")
+    )
     found = [plain(row) for row in effects(packed(here, away, system="kafka", version=""), T0, 2 * H, OFFSET)]
     assert [(one["clock"], one["moved_ns"]) for one in found] == [("wall", -60 * S), (None, None)]
     assert found[1]["consequence"] == "10.0.0.9 is not an address of this host"

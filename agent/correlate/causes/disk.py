@@ -159,7 +159,14 @@ def _by_limit(
         **facts,
     )
     entry = item(
-        "resource", f"{what} per second", used, "", column="used", baseline=limit, object=group, keys={"pid": episode.pid}
+        "resource",
+        f"{what} per second",
+        used,
+        "",
+        column="used",
+        baseline=limit,
+        object=group,
+        keys={"pid": episode.pid},
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 

@@ -44,7 +44,14 @@ def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
         taker=episode.taker,
     )
     entry = item(
-        "limiter_decision", "requested units", rate, "1/s", column="cost", baseline=base, pid=episode.pid, by=episode.taker
+        "limiter_decision",
+        "requested units",
+        rate,
+        "1/s",
+        column="cost",
+        baseline=base,
+        pid=episode.pid,
+        by=episode.taker,
     )
     rises = rate >= 1.5 * base and rate - base >= 1
     limit = episode.facts.get("limit")

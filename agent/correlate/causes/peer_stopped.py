@@ -22,7 +22,9 @@ def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
     if not p.path.slower and not p.again:  # else written data is on the way
         yield _stopped(
-            episode, view, "{who} wrote nothing to it for {took} and did not wait to write; no segment was retransmitted"
+            episode,
+            view,
+            "{who} wrote nothing to it for {took} and did not wait to write; no segment was retransmitted",
         )
 
 

@@ -195,7 +195,9 @@ class _Declaration:
         sections = [name for name, words in (("arguments", arguments), ("results", results)) if "limit" in words]
         if sections or self.replay.count:
             keys = (*sections[:1], "limit")
-            raise _wrong(keys, "the window is missing", "add window: 1s, or its place; or name the limit per_s or burst")
+            raise _wrong(
+                keys, "the window is missing", "add window: 1s, or its place; or name the limit per_s or burst"
+            )
 
 
 def parse(given: object) -> OwnFunction:

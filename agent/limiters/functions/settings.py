@@ -41,7 +41,9 @@ def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
         try:
             name = parse(one).name
             if name in names:
-                raise SettingError(("name",), f"name: {name!r} is used twice", remedy="give the second one another name")
+                raise SettingError(
+                    ("name",), f"name: {name!r} is used twice", remedy="give the second one another name"
+                )
             names.add(name)
             found.append(FunctionSettings(name, here.where, one))
         except SettingError as error:

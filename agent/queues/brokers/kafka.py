@@ -90,16 +90,16 @@ class KafkaServer:
     servers: str = setting("", private_text("host:port,host:port", _bootstrap), "bootstrap brokers")
     groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all")
     topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all")
-    records: bool = setting(
-        True, flag(), "read the timestamps of records that are older than the first poll"
-    )
+    records: bool = setting(True, flag(), "read the timestamps of records that are older than the first poll")
     id: str = setting(
         "",
         text("a path in JSON, or header:NAME", _field),
         "place of the id in a record, to find duplicates: `order/id` in JSON, or `header:NAME`",
     )
     seq: str = setting(
-        "", text("a path in JSON, or header:NAME", _field), "place of the sequence number in a record, to find records out of order"
+        "",
+        text("a path in JSON, or header:NAME", _field),
+        "place of the sequence number in a record, to find records out of order",
     )
     tls: bool = setting(False, flag(), "encrypt the connection")
     ca: str = path_setting("certificates that sign the brokers' certificates (PEM)")

@@ -105,9 +105,13 @@ class MetricsEndpoint(HttpServer):
     url: EndpointUrl = setting("", private_text("http://host:8080/metrics", EndpointUrl.parse), "its address")
     password: Password = setting(Password(), password_keys("TICKSCOPE_QUEUES_FROM_"))
     system: str = setting(_SYSTEM, text("a name"), "name of the messaging system, for `queue_lag.system`")
-    cluster: str = setting("", text("a name"), "name of the cluster, which stays the same at another address; none: host:port")
+    cluster: str = setting(
+        "", text("a name"), "name of the cluster, which stays the same at another address; none: host:port"
+    )
     queues: tuple[MappedQueues, ...] = setting(
-        (), ValueType(_queues, "a list of sections, see docs/queues-mapping.md"), "queues, and the metrics that describe them"
+        (),
+        ValueType(_queues, "a list of sections, see docs/queues-mapping.md"),
+        "queues, and the metrics that describe them",
     )
 
     def mistakes(self) -> tuple[tuple[object, str], ...]:
