@@ -435,8 +435,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.limiter.over_admitted",
         "{request}",
-        "Requests that limiters admitted only because the wall clock jumped. A lower bound: counts limiters that a"
-        " finding names.",
+        "Requests that limiters admitted only because the wall clock jumped; a lower bound, from findings.",
         "limiter_jump",
         "limiter",
         ("direction",),
@@ -447,8 +446,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.limiter.wrongly_refused",
         "{request}",
-        "Requests that limiters refused only because the wall clock jumped. A lower bound: counts limiters that a"
-        " finding names.",
+        "Requests that limiters refused only because the wall clock jumped; a lower bound, from findings.",
         "limiter_jump",
         "limiter",
         ("direction",),
@@ -607,7 +605,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.checked",
         "{message}",
-        "Messages checked for duplicates and order: reported by consumers, or read from a queue.",
+        "Messages checked for duplicates and order, as reported by consumers or read from a queue.",
         "message_order",
         "queue",
         ("source",),

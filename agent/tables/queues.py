@@ -84,7 +84,7 @@ DECLARED = (
         i64("clients_refused", "connections refused because of clients_limit, since the server started"),
         i64(
             "lag_at_least",
-            "lower bound of the lag; lag_messages is the upper bound. Null: lag_messages is exact, or it is unknown",
+            "lower bound of the lag (upper: lag_messages). Null: lag_messages is exact, or no bound is known",
         ),
         i64("pending_deleted", "of the 100 oldest pending messages, those that no longer exist"),
         i64("held_idle", "pending messages of consumers without a request for 60 s"),
