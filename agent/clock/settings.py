@@ -54,7 +54,7 @@ class ClockSettings:
     jump_threshold: str = setting(
         "all",
         replace(text("all, or a time such as 128ms", _threshold), metavar="SIZE"),
-        "clock steps below it are findings only if a limiter is affected, larger ones are alarms: 500us, 128ms, 1s."
+        "smaller clock steps are findings only if a limiter is affected, larger ones are alarms: 500us, 128ms, 1s."
         " all: each step is a finding, and an alarm from 128ms on",
         variable="TICKSCOPE_JUMP_THRESHOLD",
         flag=True,
