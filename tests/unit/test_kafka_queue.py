@@ -73,7 +73,7 @@ SECTIONS = [
     ("{servers: 'a:1', tls: true, certificate: /c.pem}", "certificate and key must be set together"),
     ("{servers: 'a:1', user: me}", "user must be set together with"),
     ("{servers: 'a:1', user: me, password: secret}", "there is no setting kafka.0.password"),
-    ("{servers: 'a:1', user: me, password_variable: HOME}", "begins with TICKSCOPE_KAFKA_"),
+    ("{servers: 'a:1', user: me, password_variable: HOME}", "must begin with TICKSCOPE_KAFKA_"),
     ("{servers: 'a:1', user: me, password_file: /p, mechanism: GSSAPI}", "must be one of SCRAM-SHA-512"),
 ]
 

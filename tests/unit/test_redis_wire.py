@@ -559,7 +559,7 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
     [
         ({"a": {"script": "1234"}}, "redis_limiter_scripts.a.script cannot be '1234'"),
         ({"a": {"allowed": "reply == 1"}}, "must have exactly one of script, function and command, and has none"),
-        ({"a": {"command": "INCR", "function": "f"}}, "names several of script, function and command"),
+        ({"a": {"command": "INCR", "function": "f"}}, "one of script, function and command, and has several"),
         ({"a": {"command": "INCR", "allowed": "reply"}}, "redis_limiter_scripts.a.allowed cannot be 'reply'"),
         ({"a": {"command": "INCR", "remaining": "answer.1"}}, "redis_limiter_scripts.a.remaining cannot be 'answer.1'"),
         ({"a": {"command": "INCR", "limmit": 3}}, "there is no setting redis_limiter_scripts.a.limmit"),

@@ -71,7 +71,7 @@ class Section:
         ({"inner": {"least": [1]}}, "inner.least cannot be [1]", "number"),
         ({"inner": {"least": 10}}, "inner cannot be", "least is at most most"),
         ({"size": 1.5}, "size cannot be 1.5", "a whole number"),
-        ({"pace": "5 weeks"}, "pace cannot be '5 weeks'", "a time such as"),
+        ({"pace": "5 weeks"}, "pace cannot be '5 weeks'", "such as 64s"),
         ({"pace": "2m"}, "'2m'", "must be a time from 100ms to 60s"),
         ({"inner": {"on": "yes"}}, "inner.on cannot be 'yes'", "must be true or false"),
         ({"inner": {"url": 5}}, "inner.url cannot be 5", "must be a URL"),
