@@ -15,11 +15,11 @@ NAME = "correlator"
 #: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
     "subjects": "seconds of limiters, queues, brokers or listeners above the limit",
-    "pending": "rows above the limit of waiting rows",
-    "late": "rows that arrived too late",
+    "pending": "waiting rows above the limit",
+    "late": "rows that came too late",
     "findings": "findings above the limit",
     "faults": "failed batches",
-    "servers": "local servers above the limit",
+    "servers": "local servers",
     "rules": "failed rules",
 }
 

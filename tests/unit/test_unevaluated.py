@@ -87,5 +87,5 @@ def test_status_reports_people(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert (
         "not evaluated for findings  512 seconds of limiters, queues, brokers or listeners" in output
-        and "; 3 rows that arrived too late\n" in output
+        and "; 3 rows that came too late\n" in output
     )
