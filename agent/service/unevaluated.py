@@ -15,7 +15,7 @@ NAME = "correlator"
 #: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
     "subjects": "seconds of limiters, queues, brokers or listeners above the limit",
-    "pending": "waiting rows above the limit",
+    "pending": "rows above the limit",
     "late": "rows that came too late",
     "findings": "findings above the limit",
     "faults": "failed batches",
