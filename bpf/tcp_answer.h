@@ -88,6 +88,13 @@ static __always_inline bool tcp_begins(const u8 *h, char a, char b, char c, char
 	return h[0] == a && h[1] == b && h[2] == c && h[3] == d;
 }
 
+/* "ERR unknown subcommand", and "ERR Unknown subcommand" of Redis 6: clients introduce themselves with CLIENT SETINFO at
+ * each connection, which older servers do not know. */
+static __always_inline bool tcp_unknown_subcommand(const u8 *h)
+{
+	return tcp_begins(h, '-', 'E', 'R', 'R') && h[4] == ' ' && tcp_begins(h + 6, 'n', 'k', 'n', 'o') && h[13] == 's';
+}
+
 /* -WORD, of Redis and of NATS; +text :number $length *length of Redis. */
 static __always_inline u8 tcp_redis(const u8 *h, char *code)
 {
@@ -104,6 +111,8 @@ static __always_inline u8 tcp_redis(const u8 *h, char *code)
 			break;
 		code[i] = h[1 + i];
 	}
+	if (tcp_unknown_subcommand(h))
+		__builtin_memcpy(code, h + 1, 11);
 	return TCP_PROTOCOL_REDIS;
 }
 

@@ -25,23 +25,26 @@ static __always_inline u32 tcp_gate(u64 sk)
 }
 
 /* Segments sent since the last sample, retransmitted ones, and those that the peer reported as duplicates (DSACK); and
- * the last unsmoothed round trip of a single segment (RACK's), only if it was measured since. */
+ * the last unsmoothed round trip of a single segment (RACK's), only if it was measured since: RACK measures nothing where
+ * the peer acknowledges the first copy of a segment that was retransmitted. */
 static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_socket *s, void *sk)
 {
-	u32 raw = 0, sent = s->sent, again = s->again, doubled = s->doubled;
+	u32 sent = s->sent, again = s->again, doubled = s->doubled;
 	tcp_sent_so_far(s, sk);
 	v->segments += s->sent - sent;
 	v->again += s->again - again;
 	v->doubled += s->doubled - doubled;
-#if HAS_tcp_sock__rack && HAS_tcp_rack__rtt_us
+#if HAS_tcp_sock__rack && HAS_tcp_rack__rtt_us && HAS_tcp_rack__mstamp
+	u32 raw = 0, measured = s->measured;
 	GET(raw, ADDR(sk, tcp_sock, rack), tcp_rack, rtt_us);
-#endif
-	if (!raw || s->sent == sent)
+	GET(s->measured, ADDR(sk, tcp_sock, rack), tcp_rack, mstamp);
+	if (!raw || s->measured == measured)
 		return;
 	if (raw < v->raw_min_us)
 		v->raw_min_us = raw;
 	if (raw > v->raw_max_us)
 		v->raw_max_us = raw;
+#endif
 }
 
 /* Takes one sample of a socket's RTT; false if the kernel has none yet. */

@@ -1,6 +1,6 @@
 """Which tests run only with ``--all``, which run with nothing beside them, and which share a worker.
 
-Tests of ``ONLY_ALL``, those with a server of another Debian release than this host's (``OTHER_RELEASE``), and all but
+Tests of ``ONLY_ALL``, those with a server of another Debian release than this host's (``OTHER_RELEASES``), and all but
 the lowest ``seed`` of a test that has several, are left out unless pytest has ``--all`` or is given tests by id
 (``FILE::TEST``). CI leaves them out; ``./test.sh --all`` is run before a change is called done. Names of files are
 patterns of ``fnmatch``.
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-#: The parameter of tests/servers, always the first, for a server of another release; the others are this host's own.
-OTHER_RELEASE = "trixie"
+#: The parameters of tests/servers, always the first, for servers of another release; the others are this host's own,
+#: or the newest.
+OTHER_RELEASES = ("trixie", "3.9.1")
 #: Test -> the parameters with which it runs in CI (fnmatch), or None. No kind of fault is in here alone.
 ONLY_ALL: dict[str, str | None] = {
     # one build of each Go matrix
@@ -154,7 +155,7 @@ def only_all(test: str) -> bool:
     """Whether it runs with ``--all`` only."""
     name, _, given = test.partition("[")
     kept, parameters = ONLY_ALL.get(name, "*"), given.removesuffix("]")
-    other = name.startswith("tests/servers/") and parameters.partition("-")[0] == OTHER_RELEASE
+    other = name.startswith("tests/servers/") and parameters.partition("-")[0] in OTHER_RELEASES
     return other or kept is None or not fnmatchcase(parameters, kept)
 
 

@@ -7,6 +7,8 @@ import time
 #: How long a thread works before it sleeps, and how long it sleeps. Then another thread can run, in any preemption mode
 #: of the scheduler.
 RUN_NS, REST_S = 2_000_000, 0.0005
+#: How often the loop drains its sources and hands their rows on.
+BEAT_NS = 200_000_000
 #: Rings and processors deliver out of order by less than this; the correlator works behind it.
 WATERMARK_NS = 300_000_000
 
@@ -20,6 +22,13 @@ def second_of(now_ns: int) -> int:
     the same beat. now_ns: CLOCK_BOOTTIME.
     """
     return (now_ns - WATERMARK_NS) // 1_000_000_000
+
+
+def beat_after(t_ns: int) -> int:
+    """The first beat at or after t_ns, CLOCK_BOOTTIME. One beat comes as soon as a whole second lies behind the
+    watermark.
+    """
+    return -((WATERMARK_NS - t_ns) // BEAT_NS) * BEAT_NS + WATERMARK_NS
 
 
 def interval_of(now_ns: int, length_ns: int = 1_000_000_000) -> int:

@@ -32,8 +32,12 @@ READS = {
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
-#: Redis error words that redirect clients or are part of normal use: no errors.
-_ORDERLY = (b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
+#: Errors of Redis that redirect clients or are part of normal use: no errors. Unknown are subcommands: clients
+#: introduce themselves with CLIENT SETINFO, also to older servers.
+_ORDERLY = (
+    *(b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT"),
+    *(b"ERR unknown", b"ERR Unknown"),
+)
 #: Errors that programs provoke on purpose and handle: wrong values, duplicate rows, transactions to be retried.
 #: PostgreSQL's by prefix, and MySQL's.
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")
@@ -43,6 +47,7 @@ _HOPS, _PIDS = 4, 64
 _CALL = np.dtype([("netns", np.int64), ("peer", "V18"), ("duration_ns", np.int64)])
 # a server passes failures on if this share of its own requests failed beyond the usual, and at least so many
 _SHARE, _LEAST = 0.2, 2
+_OWN_SHARE = 0.05  # the same of a process whose own work fails
 _TIMES = 3  # times the usual number, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
@@ -184,8 +189,10 @@ def is_about_answers(episode: Episode) -> bool:
 
 
 def chain(episode: Episode, view: View) -> list[FailedHop]:
-    """From the server of the episode to the one where the errors begin. Empty if the episode is not about answers."""
-    return view.once(_chain, episode) if is_about_answers(episode) else []
+    """From the server of the episode, or the one that answered its process with errors, to the one where the errors
+    begin. Empty if there is none.
+    """
+    return view.once(_chain, episode) if is_about_answers(episode) or episode.pid is not None else []
 
 
 def instances(episode: Episode, view: View) -> list[Episode]:
@@ -196,12 +203,10 @@ def instances(episode: Episode, view: View) -> list[Episode]:
 
 
 def _chain(episode: Episode, view: View) -> list[FailedHop]:
-    netns, raw = episode.key
-    assert isinstance(netns, int)
-    assert isinstance(raw, bytes)
-    rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode, "service_answer"))
-    first = _most_frequent_error(rows, before, raw, netns, episode.words)
-    found = [_served(first or FailedHop(raw, netns, "answered", 0), view, episode)]
+    first = (_of_server if is_about_answers(episode) else _of_client)(episode, view)
+    if first is None:
+        return []
+    found = [_served(first, view, episode)]
     while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].self_explanatory:
         step = (_asks if found[-1].how == "answered" else _waits)(found[-1], episode, view)
         if step is None or step.raw in {one.raw for one in found}:
@@ -209,6 +214,20 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
         found.append(_served(replace(step, by=found[-1].who), view, episode))
     found[-1] = replace(found[-1], only_user=_alone(found, view, episode))
     return found
+
+
+def _of_server(episode: Episode, view: View) -> FailedHop:
+    netns, raw = episode.key
+    assert isinstance(netns, int)
+    assert isinstance(raw, bytes)
+    rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode, "service_answer"))
+    return _most_frequent_error(rows, before, raw, netns, episode.words) or FailedHop(raw, netns, "answered", 0)
+
+
+def _of_client(episode: Episode, view: View) -> FailedHop | None:
+    assert episode.pid is not None
+    found = _answers(*_both(view, episode, "service_answer", (episode.pid,)), _OWN_SHARE)
+    return found and replace(found, by=process(episode.comm, episode.pid))
 
 
 def _alone(found: list[FailedHop], view: View, episode: Episode) -> int | None:
@@ -272,8 +291,8 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     return max((one for one in found if one is not None), key=lambda one: one.n, default=None)
 
 
-def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
-    """Among the servers that a process called, the one with most errors beyond the usual share."""
+def _answers(rows: np.ndarray, before: np.ndarray, beyond: float = _SHARE) -> FailedHop | None:
+    """Among the servers that a process called, the one with most errors, by more than ``beyond`` the usual share."""
     both = np.concatenate([rows, before])
     if not len(rows):
         return None
@@ -283,7 +302,7 @@ def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
     total, failed = (np.bincount(now_group, part[: len(rows)], len(first)) for part in (n, bad))
     total_before, failed_before = (np.bincount(before_group, part[len(rows) :], len(first)) for part in (n, bad))
     share = failed_before / np.maximum(total_before, 1)
-    more = np.where((failed >= _LEAST) & (failed / np.maximum(total, 1) >= share + _SHARE), failed - share * total, 0.0)
+    more = np.where((failed >= _LEAST) & (failed / np.maximum(total, 1) >= share + beyond), failed - share * total, 0.0)
     top = int(np.argmax(more))
     if more[top] <= 0:
         return None

@@ -1,9 +1,10 @@
 """Retransmissions to a peer: how many of how many segments, whether the segments had been lost, and how long a wait
 they can explain. Pure.
 
-A peer that gets a segment twice reports it (DSACK): the segment or its acknowledgement was late, and nothing was lost.
-Linux waits for 200 ms plus a round trip before it retransmits a segment, for a second before it retransmits a SYN, and
-twice as long each time. So a wait that is far longer than the number of tries explains has another reason.
+A peer that gets a segment twice reports it (DSACK): its acknowledgement was late, and nothing was lost; or that was
+lost on its way back. One that is later than the retransmission timeout makes the smoothed RTT longer. Linux waits for
+200 ms plus a round trip before it retransmits a segment, for a second before it retransmits a SYN, and twice as long
+each time. So a wait that is far longer than the number of tries explains has another reason.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from agent.tables import TABLES
 
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
-_RTO_NS, _SYN_NS, _MOST = 200_000_000, SECOND, 12
+_RTO_NS, _SYN_NS, _MOST, _REACH_NS = 200_000_000, SECOND, 12, 60 * SECOND
 _SPURIOUS = 0.5  # share of the retransmissions that the peer had already
+#: What one acknowledgement after the timeout (200 ms) adds to the smoothed RTT (an eighth), less what may be missing.
+_LATE_US = 20_000
 
 
 @dataclass(frozen=True)
 class Resent:
     """again: retransmitted segments, including the peer's own if it is on this host; sent: to it meanwhile, None if
-    unknown; doubled: of these, those that it had already. syns: retransmitted SYNs, which a kernel answers, whatever
-    its server does. answered: of the retransmissions, the peer's own.
+    unknown; doubled: of these, those that it had already; late: whether acknowledgements were later than the timeout.
+    syns: retransmitted SYNs, which a kernel answers, whatever its server does. answered: of the retransmissions, the
+    peer's own.
     """
 
     again: int
@@ -39,10 +43,12 @@ class Resent:
     most_ns: float
     syns: int = 0
     answered: int = 0
+    late: bool = True
 
     @property
     def spurious(self) -> bool:
-        return self.doubled >= _SPURIOUS * max(self.again, 1)
+        """Whether nothing was lost."""
+        return self.late and self.doubled >= _SPURIOUS * max(self.again, 1)
 
     def explains(self, waited_ns: float) -> float:
         """How much of a wait, from 0 to 1."""
@@ -68,8 +74,10 @@ def resent(
     usual round trip.
     """
     counts = np.maximum(rows["count"], 1)
-    sums = in_netns(to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), raw), netns)
-    sums = sums[(sums["role"] == _CLIENT) & known(sums["segments"])]
+    near = view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND)
+    near = in_netns(to_peer(near, raw), netns)
+    near = near[(near["role"] == _CLIENT) & known(near["segments"])]
+    sums = near[near["t_ns"] > episode.start_ns]
     most = _after(answered, _RTO_NS, usual_us)
     syn = rows["kind"] == _SYN
     if len(rows):
@@ -83,11 +91,12 @@ def resent(
         most,
         int(counts[syn].sum()),
         answered,
+        len(sums) == 0 or float(sums["rtt_max_us"].max() - near["rtt_min_us"].min()) >= _LATE_US,
     )
 
 
 def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, again: int) -> bool:
-    """Whether the peer reported most of the retransmissions as duplicates: round trips vary, and nothing was lost."""
+    """Whether the peer had most of the retransmitted segments: round trips vary, and nothing was lost."""
     return (
         again > 0
         and resent(episode, view, raw, netns, view.during("tcp_retransmit", episode)[:0], again, None).spurious

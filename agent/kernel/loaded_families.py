@@ -177,7 +177,7 @@ class Loading:
                 self._loader.socket.send(json.dumps(self._job).encode())
 
     def finish(self) -> Loaded:
-        """Waits for the loader. A loader that fails is run once more.
+        """Waits for the loader. A loader that fails is run once more, and then compiles each family by itself first.
 
         Families that cannot be attached are ``unavailable`` with the reason. Only a missing BCC or missing privileges
         raise AgentError (exit code 5).
@@ -190,6 +190,7 @@ class Loading:
                     family.remedy = "restart tickscope; see its log"
                 break
             self._loader.start()
+            self._job["again"] = True
             self._send()
         return loaded
 

@@ -64,7 +64,7 @@ class Captured:
         self._file.close()
 
 
-def _why(error: Exception, log: str) -> str:
+def _why(error: Exception | str, log: str) -> str:
     """The line of a compiler or verifier log with the error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     informative = [line for line in lines if "error:" in line]
@@ -170,27 +170,42 @@ class Loader:
         return compiled
 
     def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
-        """Compiles one translation unit. If that fails, it leaves out the families that do not compile alone (with the
-        families whose text they use).
+        """Compiles one translation unit. If that fails, or ended the loader before this one, it leaves out the families
+        that do not compile alone (with the families whose text they use).
         """
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
             return None
-        with (
-            Captured(),
-            contextlib.suppress(Exception),
-        ):  # BCC raises bare Exception; the failing family is found below
-            return self.compile([p.name for p in usable])
+        if not self.job.get("again"):
+            with (
+                Captured(),
+                contextlib.suppress(Exception),
+            ):  # BCC raises bare Exception; the failing family is found below
+                return self.compile([p.name for p in usable])
         for family in usable:
-            captured = Captured()
-            try:
-                with captured:
-                    self.compile(self._with(family.name, usable))
-            except Exception as error:  # noqa: BLE001
-                family.state, family.reason = "unavailable", "does not compile: " + _why(error, captured.text)
+            why = self._refusal(self._with(family.name, usable))
+            if why:
+                family.state, family.reason = "unavailable", f"does not compile: {why}"
                 family.remedy = "report this with the output of `tickscope doctor -o json`"
         rest = [p.name for p in usable if p.state != "unavailable"]
         return self.compile(rest) if rest else None
+
+    def _refusal(self, names: list[str]) -> str:
+        """Why these families do not compile together; empty if they do. In a process of its own, which LLVM ends at
+        some errors, such as a stack above 512 bytes.
+        """
+        with Captured() as captured:
+            if not (child := os.fork()):
+                status = 1
+                try:
+                    self.compile(names)
+                    status = 0
+                except Exception as error:  # noqa: BLE001
+                    os.write(2, f"{error}\n".encode())
+                finally:
+                    os._exit(status)
+            _, status = os.waitpid(child, 0)
+        return _why("compiler", captured.text) if status else ""
 
     def _with(self, name: str, plans: list[FamilyPlan]) -> list[str]:
         """A family after the families that it comes after, transitively, as far as they compile."""

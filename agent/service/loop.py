@@ -25,7 +25,7 @@ from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.common.copies import together
 from agent.common.faults import AGAIN_NS, Faults
-from agent.common.pace import WATERMARK_NS, Pace, second_of
+from agent.common.pace import BEAT_NS, WATERMARK_NS, Pace, beat_after, second_of
 from agent.contracts import Closing, Due, Filter, Finishing, Pending, Readable, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
 from agent.log import log_message
@@ -33,7 +33,6 @@ from agent.service.containers import Containers
 from agent.store.writer import Writer
 from agent.tables import TABLES
 
-BEAT_NS = 200_000_000
 #: Wake-ups in a row, less than _PAUSE_S apart, that are served at once. From then on each waits for _PAUSE_S: a
 #: descriptor that is readable and never read, by whichever fault, must not cost a processor.
 _AT_ONCE, _PAUSE_S = 16, 0.010
@@ -44,11 +43,6 @@ class _Call(NamedTuple):
     """A function to call when a socket is readable. Descriptors of sources have the source instead."""
 
     back: Callable[[], None]
-
-
-def _next_beat(now_ns: int) -> int:
-    """The beat after the nearest one. One of them comes as soon as a whole second lies behind the watermark."""
-    return ((now_ns + BEAT_NS // 2 - WATERMARK_NS) // BEAT_NS + 1) * BEAT_NS + WATERMARK_NS
 
 
 class Loop:
@@ -126,23 +120,23 @@ class Loop:
 
     def run(self, until_ns: int = 0) -> None:
         """Until ``stopping``, or CLOCK_BOOTTIME reaches until_ns."""
-        beat_ns, in_a_row = _next_beat(boot_ns() - BEAT_NS), 0
+        beat_ns, in_a_row = beat_after(boot_ns() - BEAT_NS // 2), 0
         while not self.stopping and (not until_ns or boot_ns() < until_ns):
             readable = self.selector.select(self._rest_s(beat_ns))
             self._pace.waited()
-            now_ns = boot_ns()
             for key, _ in readable:
                 self._serve(key)
+            now_ns, held = boot_ns(), len(self._held)
             due = [source for source, due in self._due if 0 < due.due_ns <= now_ns]
             for source in due:
                 self._collect_between(source, now_ns)
             if now_ns >= beat_ns:
-                beat_ns = _next_beat(now_ns)
+                beat_ns = beat_after(now_ns + BEAT_NS // 2)
                 self.step(now_ns)
-            elif due and self._held:
+            elif len(self._held) > held:  # rows of a source that was due
                 self._hand_on(now_ns)
                 self._store()
-            in_a_row = in_a_row + 1 if readable else 0
+            in_a_row = in_a_row + 1 if readable or due else 0
             if in_a_row > _AT_ONCE:
                 time.sleep(min(_PAUSE_S, self._rest_s(beat_ns)))
 

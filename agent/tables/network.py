@@ -116,9 +116,9 @@ DECLARED = (
         text(
             "code",
             12,
-            "error code: HTTP status (5xx and 429), error prefix of Redis (OOM, LOADING ...), SQLSTATE of"
-            " PostgreSQL, error number of MySQL, SERVER_ERROR of memcached, reply code of AMQP; empty: no"
-            " error",
+            "error code: HTTP status (5xx and 429), error prefix of Redis (OOM, LOADING ..., ERR unknown: a"
+            " subcommand), SQLSTATE of PostgreSQL, error number of MySQL, SERVER_ERROR of memcached, reply code of"
+            " AMQP; empty: no error",
         ),
         i64("count", "answers"),
         i64("uid", "real user id of the process that read the answers; that user's programs can forge them"),

@@ -14,10 +14,11 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.common.fairness import Budget, Places, UserQueues
-from agent.contracts import Readable
+from agent.common.pace import BEAT_NS, beat_after
+from agent.contracts import Due, Readable
 from agent.kernel.limits import (
     LONGEST_S,
     LOOKS_MOST_S,
@@ -37,7 +38,6 @@ from agent.targets.images import Images
 from agent.targets.mounts import MountWatch
 from agent.targets.processes import Process, Processes, ProcessScan
 from agent.targets.roots import Roots
-from agent.targets.timer import Timer
 from agent.targets.unprobed import UnprobedPrograms
 
 if TYPE_CHECKING:
@@ -46,20 +46,41 @@ if TYPE_CHECKING:
     from agent.batch import Batch
     from agent.kernel.kernel_source import KernelSource
 
-#: Scans after the start of a program, ns.
-SCAN_DELAYS_NS = (0, 20_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+#: Scans after the start of a program, ns. Those that are not urgent are made at beats, when the loop wakes anyway.
+SCAN_DELAYS_NS = (0, 20_000_000, BEAT_NS, 1_000_000_000, 5_000_000_000)
 FULL_SCAN_NS = 10_000_000_000
 _BUDGET_S = 0.010
 #: Duration of the start; what remains continues in the background.
 _START_S = 20.0
 _SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
+_NO_SIZE = b"0"
 
 
-class Targets(Readable):
+class Scheduled(NamedTuple):
+    """A scan. number: of SCAN_DELAYS_NS, for a program that started at began_ns; the next one follows if the process
+    still exists.
+    """
+
+    due_ns: int
+    pid: int
+    began_ns: int = 0
+    number: int = len(SCAN_DELAYS_NS)
+
+    def next(self) -> Scheduled | None:
+        if self.number + 1 >= len(SCAN_DELAYS_NS):
+            return None
+        delay_ns = SCAN_DELAYS_NS[self.number + 1]
+        due_ns = self.began_ns + delay_ns
+        return Scheduled(
+            beat_after(due_ns) if delay_ns >= BEAT_NS else due_ns, self.pid, self.began_ns, self.number + 1
+        )
+
+
+class Targets(Readable, Due):
     """Offers each file once to all requests. Implements ``agent.contracts.Source``; produces no rows.
 
     kernel: its exec_events report new programs. Make the requests with ``library`` and ``exe``, then call ``start``.
-    ``failures`` counts files that could not be opened, by errno name. Raises OSError if no timer can be created.
+    ``failures`` counts files that could not be opened, by errno name.
     """
 
     name = "targets"
@@ -80,7 +101,8 @@ class Targets(Readable):
         digesting, multi = helper.digesting, kernel.loaded.uprobe_multi
         self.files = Files(self.analyzers, digesting, self.shares, self.unprobed_programs, self.failures, multi)
         self._helper, self._linker_cache = helper, linker_cache
-        self._due: list[tuple[int, int]] = []
+        self._due: list[Scheduled] = []
+        self._due_ns = 0
         self._scan: deque[int] = deque()
         self._waiting: UserQueues[tuple[int, bool]] = UserQueues(SCANS_WAITING)
         self._scans: list[ProcessScan] = []  # of all kinds
@@ -97,7 +119,6 @@ class Targets(Readable):
         self.images = Images(MountWatch(), helper.opening, self.files, self._pause)
         self._processes = Processes(helper, self.files, self.images, self.roots, self.unprobed_programs, self._pause)
         self._stalled: tuple[ProcessScan, float] | None = None
-        self._timer = Timer()
         kernel.subscribe("exec_events", self.on_exec)
 
     def library(self, pattern: bytes, request: ProbeRequest) -> None:
@@ -115,7 +136,7 @@ class Targets(Readable):
     def again(self, pid: int) -> None:
         """Scans a process soon, if it has mapped anything since the last scan."""
         if len(self._due) < SCANS_WAITING:
-            heapq.heappush(self._due, (time.clock_gettime_ns(time.CLOCK_BOOTTIME), pid))
+            heapq.heappush(self._due, Scheduled(time.clock_gettime_ns(time.CLOCK_BOOTTIME), pid))
             self._arm()
 
     def start(self) -> None:
@@ -137,12 +158,15 @@ class Targets(Readable):
 
     def fds(self) -> list[int]:
         return [
-            self._timer.fd,
             *self.files.writes.fds(),
             *self._helper.fds(),
             *self.analyzers.fds(),
             *self.images.fds(),
         ]
+
+    @property
+    def due_ns(self) -> int:
+        return self._due_ns
 
     def on_exec(self, started: np.ndarray) -> None:
         """Takes started programs (``agent.probes.exec.STARTED``)."""
@@ -151,8 +175,7 @@ class Targets(Readable):
         for pid in set(started["pid"].tolist()):
             self._processes.forget(pid)
             if len(self._due) < SCANS_WAITING:
-                for delay in SCAN_DELAYS_NS:
-                    heapq.heappush(self._due, (now + delay, pid))
+                heapq.heappush(self._due, Scheduled(now, pid, now, 0))
             else:
                 self._dropped += 1
         self._arm()
@@ -169,10 +192,9 @@ class Targets(Readable):
                 self._processes.release_unused()
             if not self._scan:
                 self._scan.extend(pids)
-        elif self._quiet() and (not self._due or self._due[0][0] > now_ns):
+        elif self._quiet() and now_ns < self._due_ns:
             self._pump()
             return ()
-        self._timer.read_events()
         end = time.monotonic() + _BUDGET_S
         self._pump()
         self._begin(now_ns, end)
@@ -188,7 +210,6 @@ class Targets(Readable):
         self._begin(time.clock_gettime_ns(time.CLOCK_BOOTTIME), float("inf"))
 
     def close(self) -> None:
-        self._timer.close()
         self.images.close()
         self.files.close()
         self.analyzers.close()
@@ -223,23 +244,21 @@ class Targets(Readable):
         self._later.append(done)
 
     def _arm(self) -> None:
-        """Sets the timer for the next due work. Work that could not begin now waits for an answer, which wakes the loop
-        itself.
-        """
+        """Sets ``due_ns`` for the next work. Work that could not begin waits for an answer, which wakes the loop."""
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         soon = 1 if self._scan or self._later else self._full_ns
         free = [uid for uid in self._waiting.users() if not self._running.refusal(uid)]
         due = min(
             [
                 soon,
-                *([self._due[0][0]] if self._due else []),
+                *([self._due[0].due_ns] if self._due else []),
                 *(self._budget.ready_ns(uid, now_ns) for uid in free),
             ]
         )
         rest_s = self.images.due_s() - time.monotonic()
         if not self._scanning_images and rest_s < _START_S:
             due = min(due, now_ns + int(rest_s * 1e9))
-        self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._scans else 0)))
+        self._due_ns = max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._scans else 0))
 
     def _pids(self) -> list[int]:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -264,8 +283,10 @@ class Targets(Readable):
             if self._free(uid, now_ns) and not self._helper.silent:
                 self._begin_scan(*self._waiting.take(uid), now_ns)
         while not self._running.refusal(0) and time.monotonic() < end and not self._helper.silent:
-            if self._due and self._due[0][0] <= now_ns:
-                self._begin_scan(heapq.heappop(self._due)[1], False, now_ns)
+            if self._due and self._due[0].due_ns <= now_ns:
+                scheduled = heapq.heappop(self._due)
+                if self._begin_scan(scheduled.pid, False, now_ns) and (following := scheduled.next()):
+                    heapq.heappush(self._due, following)
             elif self._scan:
                 self._begin_scan(self._scan.popleft(), True, now_ns)
             else:
@@ -275,27 +296,30 @@ class Targets(Readable):
         """Whether a scan of this user's may begin."""
         return not self._running.refusal(uid) and self._budget.left(uid, now_ns) > 0
 
-    def _begin_scan(self, pid: int, full: bool, now_ns: int) -> None:
-        """Scans a process unless its size is unchanged. Kernel threads and zombies have no size."""
+    def _begin_scan(self, pid: int, full: bool, now_ns: int) -> bool:
+        """Scans a process unless its size is unchanged. Returns whether it exists and has a size, which kernel threads
+        and zombies have not.
+        """
         try:
             with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
                 size = statm.read(64).split()[0]
             known = self._processes.of(pid)
             if size == known.size:
-                return
+                return size != _NO_SIZE
             owner = owner_of(pid)
         except (OSError, IndexError, ValueError):
             self._processes.forget(pid)
-            return
+            return False
         if not self._free(owner.uid, now_ns) or pid in self._scanned_pids:
             self._dropped += not self._waiting.put(owner.uid, (pid, full))
-            return
+            return True
         self._running.take(owner.uid)
         self._scanned_pids.add(pid)
         scan = ProcessScan(owner)
         self._scans.append(scan)
         work = self._metered(scan, self._processes.scan_process(scan, known, size, full))
         run(work, lambda _, error: self._scanned(scan, known, error))
+        return True
 
     def _scanned(self, scan: ProcessScan, known: Process, error: Exception | None) -> None:
         self._running.give_back(scan.owner.uid)

@@ -33,6 +33,10 @@ FAMILIES = {
         "#ifndef FIRST\n#error it needs first\n#endif\nint second_program(struct bpf_raw_tracepoint_args *ctx) { return"
         " FIRST; }"
     ),
+    "large": (  # LLVM ends its process
+        "int large_program(struct bpf_raw_tracepoint_args *ctx)"
+        " { char a[600]; bpf_probe_read(a, 600, ctx); return a[7] + a[599]; }"
+    ),
     "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
     "misnamed": "int misnamed_other(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
     "shared": "int shared_program(struct pt_regs *ctx) { return 0; }",
@@ -113,6 +117,7 @@ def test_programs_of_all_kernels_have_no_atomics_but_additions() -> None:
     [
         ("refused", "the kernel refused it"),
         ("broken", "nothing_of_that_name"),
+        ("large", "BPF stack limit"),
         ("strange", "no tracepoint no_such_tracepoint"),
         ("misnamed", "misnamed_program: its family's BPF sources have no function of this name"),
         ("shared", "on_own_stack()"),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.cable import Cable, counters, every, first
 from tests.kernel.conftest import Attached
@@ -136,6 +137,30 @@ def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
         assert set(ends["sock_id"][ends["role"] == role]) == set(mine["sock_id"])
     assert ((rows["interval_ns"] > 0) & (rows["interval_ns"] < took_ns + 1_000_000_000)).all()
     assert tcp.lost() == 0
+
+
+def test_a_round_trip_from_before_a_delay_is_not_reported_during_it(attach: Attach) -> None:
+    """Longer than the retransmission timeout: the kernel measures nothing where the peer answers the first copy."""
+    tcp = attach("tcp")
+    with Cable(delay_s=0.001) as wire:
+        client, server = connection(wire)
+        thread = threading.Thread(target=echo, args=(server,))
+        thread.start()
+        for _ in range(50):
+            ask(client, 101)
+        wire.delay_s = 0.4
+        began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for _ in range(6):
+            ask(client, 101)
+            tcp.pump()
+        client.close()
+        thread.join()
+        tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2)
+        rows = within(wire)(tcp.rows("tcp_rtt"))
+    during = rows[rows["t_ns"] - rows["interval_ns"] > began_ns + 1_000_000_000]
+    assert len(during) >= 4 and (during["srtt_us"] > 50_000).all()
+    measured = during["raw_min_us"][during["raw_min_us"] != NULL_I64]
+    assert (measured > 100_000).all(), during[["role", "samples", "srtt_us", "raw_min_us"]]
 
 
 def test_data_retransmits_are_the_kernels_count(attach: Attach) -> None:

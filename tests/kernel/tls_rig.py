@@ -66,7 +66,7 @@ class Rig:
 
     def _due(self, pid: int) -> bool:
         """Whether one of the early looks is still to come: the first may have come before its libraries."""
-        return [due for _, due in self.targets._due].count(pid) > 2
+        return any(scan.pid == pid and scan.number < 3 for scan in self.targets._due)
 
     def run(self, *argv: str | Path, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Runs a program while pumping; (its pid, its output). It must succeed."""

@@ -19,19 +19,21 @@ from tests.servers.certificates import certificates
 
 #: As in its pom.xml.
 VERSION = "4.4.0"
+#: The last release before 4.0, which many run still.
+OLDER = "3.9.1"
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 #: On the SASL listener. Clients of the plain listener may do all; these only what an ACL allows.
 USERS = {"tickscope": "right", "other": "else"}
 _JAVA = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
-def fetched(into: Path) -> Path:
+def fetched(into: Path, version: str = VERSION) -> Path:
     """Kafka's libraries, by Maven. Skips the test if they cannot be had."""
     for needed in ("mvn", "java"):
         if shutil.which(needed) is None:
             pytest.skip(f"no {needed}: Kafka comes by Maven")
     fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={into}"]
-    got = subprocess.run([*fetch, "-f", str(POM)], cwd=into, capture_output=True, text=True)
+    got = subprocess.run([*fetch, f"-Dkafka={version}", "-f", str(POM)], cwd=into, capture_output=True, text=True)
     if got.returncode:
         pytest.skip(f"Kafka cannot be had: {got.stdout[-300:]}")
     return into
@@ -149,6 +151,7 @@ class Kafka:
             "transaction.state.log.num.partitions": 2,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
+            "group.coordinator.rebalance.protocols": "classic,consumer",  # the default from 4.0
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,

@@ -179,9 +179,11 @@ class Postgres:
             connection.close()
 
     def processes(self) -> list[int]:
-        """The postmaster and its children, which are in sessions of their own."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [self.process.pid, *map(int, children)]
+        """The postmaster and its children, which are in sessions of their own. By pgrep: /proc/PID/task/TID/children
+        leaves some out while others end.
+        """
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True)
+        return [self.process.pid, *map(int, found.stdout.split())]
 
     def signal(self, number: int) -> None:
         for pid in self.processes():

@@ -25,7 +25,7 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.queue import Queue
 from tests.patience import PATIENCE
-from tests.servers.kafka_server import USERS, Kafka, fetched
+from tests.servers.kafka_server import OLDER, USERS, VERSION, Kafka, fetched
 from tests.servers.test_rabbitmq import Odd, _endless, _once
 
 #: A consumer as users write them. Its arguments: the server, topics, group, protocol, seconds that a message takes.
@@ -44,9 +44,9 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fetched(tmp_path_factory.mktemp("kafka-libraries"))
+@pytest.fixture(scope="module", params=[VERSION, OLDER])
+def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fetched(tmp_path_factory.mktemp("kafka-libraries"), request.param)
 
 
 @pytest.fixture(scope="module")

@@ -487,6 +487,7 @@ def test_a_standby_and_its_replay(postgres: Postgres) -> None:
         row = until(lambda: (row := row_of(poll(queue), "wal", "standby (replay)"))["lag_s"] == 0 and row)
         assert row["holder"] == b"standby@127.0.0.1"
         add(postgres, 23)
+        until(lambda: b"mail" in poll(its)["destination"])
         row = until(lambda: (row := row_of(poll(its), "mail"))["lag_messages"] == 23 and row)
         assert row["server_role"] == b"replica"
         standby.do("SELECT pg_wal_replay_pause()")
@@ -516,6 +517,7 @@ def test_a_standby_that_is_promoted(postgres: Postgres) -> None:
         add(postgres, 409)
         standby.do("SELECT pg_create_physical_replication_slot('backup', true)")
         its = source(standby, cluster="shop")
+        until(lambda: b"mail" in poll(its)["destination"])
         until(lambda: (row := row_of(poll(its), "mail"))["lag_messages"] == 409 and row["server_role"] == b"replica")
         until(lambda: b"replay" in poll(its)["consumer_group"])
         postgres.stop()

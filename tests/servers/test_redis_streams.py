@@ -24,11 +24,11 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.queue import Queue
 from agent.queues.redis_scan import MAX_STREAMS
-from tests.chosen import OTHER_RELEASE
+from tests.chosen import OTHER_RELEASES
 from tests.releases import program, unpacked
 
 #: This host's release (Debian 12: 7.0), and Debian 13's (8.0).
-RELEASES = ("own", OTHER_RELEASE)
+RELEASES = ("own", OTHER_RELEASES[0])
 _LIBRARIES = ("atomic1", "c6", "cap2", "gcc-s1", "jemalloc2", "lzf1", "ssl3t64", "stdc++6", "systemd0", "zstd1")
 
 

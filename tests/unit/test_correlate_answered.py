@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import APP_PID, REDIS, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
 NETNS = 4026531840
@@ -125,6 +125,25 @@ def test_errors_that_pass_through_others_are_those_of_the_last_one(
     assert finding["state"] == "closed"
 
 
+@pytest.mark.parametrize(
+    ("output", "cause"), [(b"OOM", "resource_limit"), (b"READONLY", "failover"), (b"ERR", "server_error")]
+)
+def test_a_limiter_fails_because_its_server_answers_with_errors(output: bytes, cause: str) -> None:
+    """Nobody polls the server, and most of its answers are well."""
+    host = Host()
+    for a, b in ((0, 30), (30, 33), (33, UNTIL)):
+        host.rtt(a, b)
+        host.server(a, b)
+        failed: dict[str, Any] = {"result": code("limiter_decision", "result", "error")} if a == 30 else {}
+        host.decisions(a, b, **failed)
+        answers(host, a, b, APP_PID, REDIS, b"redis", n=200)
+    answers(host, 30, 33, APP_PID, REDIS, b"redis", output, n=30)
+    for finding in latest(run(host, UNTIL)):
+        assert (finding["symptom"], finding["cause"]) == ("service_errors", cause), finding["sentence"]
+        assert output.decode() in str(finding["sentence"])
+    assert "limiter api" in str(finding["sentence"])
+
+
 def test_what_was_answered_with_errors_all_the_time_is_no_news() -> None:
     host = chain(b"")
     answers(host, 0, UNTIL, CLIENT, PROXY_AT, b"http", b"500", n=20)
@@ -216,8 +235,9 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     assert len(found) == 1
 
 
-def test_redirections_of_a_cluster_are_no_errors() -> None:
-    assert latest(run(chain(b"", b"", b"MOVED", b"redis"), UNTIL)) == []
+@pytest.mark.parametrize("output", [b"MOVED", b"ERR unknown"])
+def test_redirections_of_a_cluster_and_introductions_are_no_errors(output: bytes) -> None:
+    assert latest(run(chain(b"", b"", output, b"redis"), UNTIL)) == []
 
 
 def test_an_error_of_its_own_is_reported_as_such() -> None:

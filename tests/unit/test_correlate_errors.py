@@ -43,6 +43,7 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
         ({"errors": b"OOM 40", "errors_per_s": 40.0, "memory_limit_bytes": 4 << 20}, "resource_limit", "memory"),
         ({"errors": b"READONLY 40", "errors_per_s": 40.0, "server_role": b"cut off"}, "failover", ""),
         ({"errors": b"READONLY 40", "errors_per_s": 40.0, "server_role": b"replica"}, "failover", ""),
+        ({"errors": b"READONLY 40", "errors_per_s": 40.0}, "failover", ""),
         ({"errors": b"LOADING 40", "errors_per_s": 40.0}, "broker_down", ""),
         ({"errors": b"MISCONF 12", "errors_per_s": 12.0}, "resource_limit", "disk_full"),
         ({"clients_refused": np.array([9, 20, 35]), "clients": 100, "clients_limit": 100}, "resource_limit", "clients"),

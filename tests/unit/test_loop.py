@@ -17,10 +17,10 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
-from agent.common.pace import interval_of, second_of
+from agent.common.pace import BEAT_NS, beat_after, interval_of, second_of
 from agent.contracts import Finishing, Pending, Readable
 from agent.correlate.correlator import Correlator
-from agent.service.loop import Loop, _next_beat
+from agent.service.loop import Loop
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.writer import Writer
@@ -112,7 +112,7 @@ def unknown(rows: np.ndarray) -> list[tuple[str, bytes, int, int]]:
 def test_beats_fall_on_the_ends_of_seconds_and_of_the_kernel_s_intervals() -> None:
     beats = [12 * S + 345_678_901]
     while len(beats) <= 20:
-        beats.append(_next_beat(beats[-1]))
+        beats.append(beat_after(beats[-1] + BEAT_NS // 2))
     assert np.diff(beats[1:]).tolist() == [S // 5] * 19
     assert {at % S for at in beats[1:]} == {100_000_000, 300_000_000, 500_000_000, 700_000_000, 900_000_000}
     ends = [after for before, after in pairwise(beats) if interval_of(after) > interval_of(before)]

@@ -352,7 +352,7 @@ def test_a_user_whose_looks_take_long_waits_and_the_others_do_not(rig: Rig, libr
 
 
 def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.targets.targets.SCANS_WAITING", 10)
+    monkeypatch.setattr("agent.targets.targets.SCANS_WAITING", 2)
     started = np.zeros(5, STARTED)
     started["pid"] = range(1 << 30, (1 << 30) + 5)
     rig.targets.on_exec(started)

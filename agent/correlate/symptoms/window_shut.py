@@ -1,6 +1,6 @@
 """Data written to a connection is not read: the other end does not read, and its window stays closed.
 
-The kernel had more than 64 KiB to send, no window for it, and next to nothing acknowledged for a second and a half:
+The kernel had more than 64 KiB to send, no window for it, and next to nothing acknowledged for a second:
 that is a fact, not an estimate. A public server always has clients that stop reading. So for data that a server wrote,
 only readers on this host count.
 """
@@ -14,7 +14,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
-_LEAST_NS = 1.5 * SECOND
+_LEAST_NS = 1.0 * SECOND
 
 
 def judge(watch: StuckWatch, second: Second) -> None:
