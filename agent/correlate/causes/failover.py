@@ -38,7 +38,9 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 CAUSE.name, 0.0, "", render("{who} refused no writes", who=broker.who), (broker.replies("READONLY"),)
             )
         elif broker.roles == ("primary", "primary") and broker.errors["READONLY"]:
-            words = render("{who} refused {n} commands: it was a replica between two polls", who=broker.who, n=value(n))
+            words = render(
+                "{who} refused {n} commands (it was a replica between two polls)", who=broker.who, n=value(n)
+            )
             yield Verdict(CAUSE.name, 0.8, broker.scope, words, (broker.replies(*_KINDS),), culprit=broker.culprit)
         elif changed or "cut off" in broker.roles or broker.errors["NOREPLICAS"] or broker.errors["MASTERDOWN"]:
             alone = " without a connection to its primary" if now == "cut off" else ""
