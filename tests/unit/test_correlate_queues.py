@@ -292,7 +292,7 @@ def test_a_burst_that_takes_longer_to_work_off_than_to_arrive() -> None:
     well(39, UNTIL, host)
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
-    assert "the messages arriving rose" in str(finding["sentence"])
+    assert "the arriving messages rose" in str(finding["sentence"])
 
 
 def test_queues_of_one_name_in_two_clusters_are_told_apart() -> None:
