@@ -56,10 +56,10 @@ struct tcp_port {
 	u16 pad;
 };
 
-BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT_SOCKETS);
-BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS);
+BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT_SOCKETS, ON_DEMAND);
+BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS, ON_DEMAND);
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
-BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
+BPF_F_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS, ON_DEMAND);
 BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* pid UNKNOWN32: several processes listen */
 
 /* A user's shares (over_share in tickscope.h). Of places, TCP_SOCKETS of the probe's options, those of a user. */

@@ -22,6 +22,13 @@
 #define ADDR(ptr, s, f) ((const char *)(ptr) + OFF_##s##__##f)
 #define PTR(ptr, s, f) ({ void *_p = 0; READ(_p, ptr, s, f); _p; })
 
+/* Flags of a large hash map: from kernel 6.1 on, programs that trace may allocate its elements when they need them. */
+#if HAS_bpf_htab__ma
+#define ON_DEMAND BPF_F_NO_PREALLOC
+#else
+#define ON_DEMAND 0
+#endif
+
 #ifndef PIDNS_INUM
 #define GET READ
 #else

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.common.lean import without
+from agent.common.lookup import connect
 from agent.common.printable import printable
 from agent.common.tls import error_text
 
@@ -31,13 +32,15 @@ _LOGIN = re.compile("//[^/@]*@")
 
 
 class HttpDown(Exception):
-    """No usable answer; the text is the reason, ``failure`` its kind (``queue_lag.failure``), ``status`` the status of
-    an answer that is not 200, else 0, ``body`` its body, if it is short.
+    """No usable answer; the text is the reason and ``remedy``, ``failure`` its kind (``queue_lag.failure``),
+    ``status`` the status of an answer that is not 200, else 0, ``body`` its body, if it is short.
     """
 
-    def __init__(self, reason: str, failure: str = "other", status: int = 0, body: bytes = b"") -> None:
-        super().__init__(reason)
-        self.failure, self.status, self.body = failure, status, body
+    def __init__(
+        self, reason: str, failure: str = "other", status: int = 0, body: bytes = b"", remedy: str = ""
+    ) -> None:
+        super().__init__(f"{reason}: {remedy}" if remedy else reason)
+        self.reason, self.failure, self.status, self.body, self.remedy = reason, failure, status, body, remedy
 
 
 class TooLarge(HttpDown):
@@ -171,7 +174,8 @@ class HttpClient:
             if answer.status != 200:
                 failure = "login" if answer.status in (401, 403) else "other"
                 reason = f"HTTP {answer.status} {answer.reason[:40]}".rstrip() + _elsewhere(answer)
-                raise HttpDown(reason, failure, answer.status, _explanation(answer))
+                remedy = _remedy(answer.status, "Authorization" in headers)
+                raise HttpDown(reason, failure, answer.status, _explanation(answer), remedy)
             if answer.getheader("Content-Encoding", "identity") != "identity":
                 raise HttpDown("its answer is compressed, which was not asked for")
             if (answer.length or 0) > most_bytes:
@@ -196,7 +200,7 @@ class HttpClient:
         return whole
 
     def _connect(self, http: Any) -> None:
-        sock = socket.create_connection((self._host, self._port), timeout=self._budget.left_s())
+        sock = connect(self._host, self._port, self._budget.deadline_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = sock.getpeername()[:2]
@@ -210,6 +214,15 @@ class HttpClient:
         self._connection = http.HTTPConnection(self._host, self._port)
         self._connection.auto_open = 0
         self._connection.sock = _Bounded(sock, self._budget)
+
+
+def _remedy(status: int, login: bool) -> str:
+    """What to do about a refusal. login: whether the request had one."""
+    if status not in (401, 403):
+        return ""
+    if not login:
+        return "it wants a login: set user and password_file"
+    return "wrong user or password: see user, password_file" if status == 401 else "the user may not read this"
 
 
 def _explanation(answer: Any) -> bytes:

@@ -18,6 +18,7 @@ import hiredis
 
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
+from agent.common.lookup import connect
 from agent.common.tls import client_context, error_text
 from agent.errors import USAGE, AgentError
 
@@ -81,6 +82,11 @@ class RedisUrl:
         """``host:port`` or the socket's path, never with the password. ``SERVICE@host:port`` for Sentinel."""
         where = self.path or with_port(self.host, self.port)
         return f"{self.service}@{where}" if self.service else where
+
+    @property
+    def database(self) -> str:
+        """The server, with the database unless that is 0: queues of one name in two of them are not the same."""
+        return f"{self.server}/{self.db}" if self.db else self.server
 
     def at(self, host: str, port: int) -> RedisUrl:
         """The same of one server."""
@@ -227,7 +233,7 @@ class RespClient:
             self._socket.settimeout(_left(deadline))
             self._socket.connect(url.path)
         else:
-            self._socket = socket.create_connection((url.host, url.port), timeout=_left(deadline))
+            self._socket = connect(url.host, url.port, deadline)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = self._socket.getpeername()[:2]
         if url.tls:

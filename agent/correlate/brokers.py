@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,11 @@ POLLER = b"tickscope-poll"
 def failed_by_itself(polls: np.ndarray) -> np.ndarray:
     """Whether each poll failed for a reason that is tickscope's own: it says nothing of the server. Reads failure."""
     return np.isin(polls["failure"], _OURS)
+
+
+def failure(reason: bytes, server: str) -> str:
+    """Why a poll failed, without the source's name, which ends with the server (and /N, for a database of Redis)."""
+    return re.sub(rf"^.*{re.escape(server)}(/\d+)?: ", "", text(reason))
 
 
 @dataclass(frozen=True)

@@ -215,14 +215,14 @@ def of_removed(cause: str, rule: Rule, statuses: tuple[bytes, ...]) -> Rule:
 
 def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
     """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it."""
-    _, destination, partition, group, _ = (str(part).encode() for part in episode.key)
-    polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns)
-    polls = polls[(polls["destination"] == destination) & (polls["consumer_group"] == group)]
-    polls = polls[polls["partition"] == partition]
-    for column in ("system", "cluster"):  # another one may have a queue of that name
-        if its := str(episode.keys.get(column) or ""):  # a consumer that reports messages need not name it
-            polls = polls[polls[column] == its.encode()]
-    return np.asarray(polls)
+    its = dict(zip(("destination", "partition", "consumer_group"), episode.key[1:4], strict=True))
+    # Another system or cluster may have a queue of that name; a consumer that reports messages need not name them.
+    its |= {name: episode.keys[name] for name in ("system", "cluster") if episode.keys.get(name)}
+
+    def which(polls: np.ndarray) -> np.ndarray:
+        return np.asarray(np.logical_and.reduce([polls[name] == str(it).encode() for name, it in its.items()]))
+
+    return view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns, which)
 
 
 def _idle_share(episode: Episode, view: View) -> float | None:

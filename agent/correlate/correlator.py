@@ -19,6 +19,7 @@ from agent.correlate.hours import HourWatch
 from agent.correlate.in_progress import ActiveEpisode, active_episodes
 from agent.correlate.inbox import Inbox, compact
 from agent.correlate.processes import ProcessWatch
+from agent.correlate.queues import QueueWatch
 from agent.correlate.rank import Judge
 from agent.correlate.recurrence import Recurrences, reason
 from agent.correlate.rows import OfSecond
@@ -54,6 +55,7 @@ class Correlator:
         self._clock = ClockWatch(self._config, self.guard)
         self._watches = self._of_symptoms()
         self.hours = next(watch for watch in self._watches if isinstance(watch, HourWatch))
+        self._view.watched = next(watch.watched for watch in self._watches if isinstance(watch, QueueWatch))
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.brokers import POLLER, failed_by_itself
+from agent.correlate.brokers import POLLER, failed_by_itself, failure
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.path import ENOUGH, rtt_us
@@ -14,9 +14,9 @@ from agent.correlate.preemption import preempted_ns
 from agent.correlate.resent import had_already
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View, addresses, place, to_peer
+from agent.correlate.view import LEAD_NS, View, addresses, place, to_peer
 from agent.correlate.waits import CPUS, NETWORK, SHARE
-from agent.correlate.words import peer, process, text
+from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
@@ -176,8 +176,8 @@ def _asked(episode: Episode, view: View, raw: bytes, netns: int | None) -> bytes
 
 def _longest_ns(episode: Episode, view: View, raw: bytes) -> float:
     """The longest of the polls that make the episode: each of them gives up after a while."""
-    polls = view.during("queue_lag", episode)
-    longest = float(polls["poll_ns"][polls["peer"] == np.frombuffer(raw, "V18")[0]].max(initial=0))
+    polls = view.polls([raw], episode.start_ns - LEAD_NS, episode.end_ns + LEAD_NS)
+    longest = float(polls["poll_ns"].max(initial=0))
     return min(longest, episode.value) if longest > 0 else episode.value
 
 
@@ -214,8 +214,8 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
     raw = episode.key[-1]
     assert isinstance(raw, bytes)
     where = peer(raw)
-    polls = view.rings["queue_lag"].between(episode.start_ns - _REACH_NS, episode.end_ns)
-    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & ~failed_by_itself(polls)]
+    polls = view.polls([raw], episode.start_ns - _REACH_NS, episode.end_ns)
+    polls = polls[~failed_by_itself(polls)]
     polls = polls[np.unique(polls["t_ns"], return_index=True)[1]]
     before = polls[polls["t_ns"] < episode.start_ns - _SHORTLY_NS]
     usual = before["poll_ns"][known(before["poll_ns"]) & (before["status"] != b"down")]
@@ -240,6 +240,6 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
         end_ns=int(bad["t_ns"][-1]),
         keys={"peer": where},
     )
-    why = text(polls[failed]["reason"][-1]).rpartition(f"{where}: ")[2] if failed.any() else ""
+    why = failure(polls[failed]["reason"][-1], where) if failed.any() else ""
     culprit = Culprit(server[1], server[0], where) if server else Culprit(object=where)
     return BrokerOutage(bool(failed.any()), gone, why, place(where, raw, view.home), culprit, seen)

@@ -47,8 +47,9 @@ READS = {
         "removed",
     )
 }
-_WELL_NS = 200_000_000  # a poll that took longer depends more on the server than on its queues
-_AFTER_S = 2  # and for this long after it, while the backlog is processed
+#: A poll that took longer, and so many times the usual time, depends more on the server than on its queues, and for
+#: so many seconds after it, while the backlog is processed.
+_WELL_S, _LONGER, _AFTER_S = 0.2, 2.0, 2
 #: Metrics of delivered messages: other consumers may continue.
 DELIVERED = ("pending_s", "idle_s")
 _CAUGHT_UP = 1.5  # times the usual rate, above which a group processes a backlog
@@ -68,6 +69,27 @@ def _age(seconds: np.ndarray) -> np.ndarray:
     return np.where(np.abs(seconds) < _EVER_S, seconds, np.nan)
 
 
+def _took_s(polls: np.ndarray) -> np.ndarray:
+    """Duration of the poll, 0 if it is not known."""
+    return np.asarray(np.where(known(polls["poll_ns"]), polls["poll_ns"] / SECOND, 0.0))
+
+
+#: What names a queue. Where the cluster is not known, the server's address stands for it.
+_NAMES = ("system", "destination", "partition", "consumer_group", "peer", "cluster")
+
+
+def _key(*its: bytes) -> tuple[object, ...]:
+    """The subject of a queue. its: as ``_NAMES``."""
+    *names, raw, cluster = its
+    return (*map(text, names), cluster or raw)
+
+
+def _by_queue(polls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``groups`` of the polls of one queue."""
+    server = np.where(polls["cluster"] == b"", polls["peer"], np.zeros(1, polls["peer"].dtype))
+    return groups([server, *(polls[name] for name in _NAMES if name != "peer")])
+
+
 def _servers(polls: np.ndarray) -> list[tuple[bytes, bytes]]:
     return list(zip(polls["system"].tolist(), polls["peer"].tolist(), strict=True))
 
@@ -85,10 +107,10 @@ class QueueWatch(Watch):
 
     #: gone: 1 while the queue is deleted, 2 while its server's clients are refused for that.
     #: rebalances: so far; unstable: 1 while the group is rebalancing; left_s: until the first unread message may be
-    #: deleted.
+    #: deleted; poll_s: duration of the poll, by which its ages may be too long.
     metrics = (
         *("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s", "gone"),
-        *("rebalances", "unstable", "left_s"),
+        *("rebalances", "unstable", "left_s", "poll_s"),
     )
 
     def __init__(self, config: CorrelatorConfig) -> None:
@@ -110,20 +132,15 @@ class QueueWatch(Watch):
         self.removals = {}
         polls = rows.get("queue_lag")
         if polls is not None:
-            self._note_slow_servers(polls, second)
+            self._note_failed_servers(polls, second)
             polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
         if polls is not None and len(polls):
-            # Where the cluster is not known, the server stands for it.
-            server = np.where(polls["cluster"] == b"", polls["peer"], np.zeros(1, polls["peer"].dtype))
-            names = [polls[c] for c in ("system", "cluster", "destination", "partition", "consumer_group")]
-            _, group = groups([server, *names])
+            _, group = _by_queue(polls)
             last = np.zeros(int(group.max()) + 1, np.int64)
             last[group] = np.arange(len(polls))
-            its = columns_of(polls, last, "system", "destination", "partition", "consumer_group", "peer", "cluster")
-            slots = np.array([self._slot(second, *one) for one in its], np.int64)
+            slots = np.array([self._slot(second, *one) for one in columns_of(polls, last, *_NAMES)], np.int64)
             polls, slots = pick(polls, last[slots >= 0]), slots[slots >= 0]
             self.polled = slots
-            self.fresh = slots[[server not in self._ill for server in _servers(polls)]] if self._ill else slots
             for slot, holder, idle_one in zip(
                 slots.tolist(), polls["holder"].tolist(), polls["idle_consumer"].tolist(), strict=True
             ):
@@ -155,8 +172,10 @@ class QueueWatch(Watch):
                 rebalances=_nan(polls["rebalances"]),
                 unstable=(polls["group_state"] == b"rebalancing").astype(np.float64),
                 left_s=polls["retention_left_s"],
+                poll_s=_took_s(polls),
                 **{"in": polls["in_per_s"]},
             )
+            self.fresh = self._of_well_servers(slots, polls, second)
         return self.series.carry(second, slots, _CARRY_S)
 
     def _see_removed(self, slot: int, at_ns: int, total: int) -> None:
@@ -166,19 +185,37 @@ class QueueWatch(Watch):
         if total > before:
             self.removals[slot] = Removal(from_ns, at_ns, total - before)
 
-    def _note_slow_servers(self, polls: np.ndarray, second: int) -> None:
-        """Remembers servers with a failed or slow poll: waits of messages just after that say nothing about their
-        consumers.
-        """
-        ill = (polls["status"] == b"down") | (polls["poll_ns"] > _WELL_NS)
+    def watched(self, polls: np.ndarray) -> np.ndarray:
+        """Which polls are of a queue that is watched; all while there is room for more queues."""
+        if not self.series.full or not len(polls):
+            return np.ones(len(polls), np.bool_)
+        first, group = _by_queue(polls)
+        its = np.array([_key(*one) in self.series for one in columns_of(polls, first, *_NAMES)], np.bool_)
+        return np.asarray(its[group])
+
+    def _note_failed_servers(self, polls: np.ndarray, second: int) -> None:
+        """Remembers servers with a failed poll: waits of messages just after that say nothing about their consumers."""
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
-        self._ill |= dict.fromkeys(_servers(pick(polls, ill)), second)
+        self._ill |= dict.fromkeys(_servers(pick(polls, polls["status"] == b"down")), second)
+
+    def _of_well_servers(self, slots: np.ndarray, polls: np.ndarray, second: int) -> np.ndarray:
+        """Also remembers servers with a slow poll, for the same reason; not those of which some queue was always polled
+        as slowly.
+        """
+        took_s = _took_s(polls)
+        slow = took_s > _WELL_S
+        if slow.any():
+            usual_s = self.series.baseline("poll_s", slots[slow], second, 1).median
+            slow_ones = pick(polls, slow)
+            always = {*_servers(pick(slow_ones, took_s[slow] <= _LONGER * usual_s))}
+            self._ill |= dict.fromkeys({*_servers(slow_ones)} - always, second)
+        return slots[[server not in self._ill for server in _servers(polls)]] if self._ill else slots
 
     def _slot(self, second: int, *its: bytes) -> int:
-        """its: system, destination, partition, consumer group, the server's address, cluster."""
-        *names, raw, cluster = its
-        system, destination, partition, group = map(text, names)
-        slot = self.series.slot((system, destination, partition, group, cluster or raw), second)
+        """its: as ``_NAMES``."""
+        key, (raw, cluster) = _key(*its), its[-2:]
+        system, destination, partition, group = map(text, its[:-2])
+        slot = self.series.slot(key, second)
         if slot >= 0:
             if self.names.get(slot, ())[:4] != (system, destination, partition, group):
                 self.redelivered.pop(slot, None)  # of another queue, which had this place before

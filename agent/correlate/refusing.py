@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.brokers import failed_by_itself
+from agent.correlate.brokers import failed_by_itself, failure
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
@@ -78,9 +78,10 @@ def _refusing(episode: Episode, view: View) -> list[Refusing]:
     here = not isinstance(episode.key[0], int) or view.home in (None, episode.key[0])
     if isinstance(mine, bytes) and is_loopback(mine) and not here:
         return []  # the loopback of another namespace: not the broker that is polled
-    polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NEAR_NS)
+    servers = [mine] if isinstance(mine, bytes) else view.peers(episode)
+    polls = view.polls(servers, episode.start_ns - _BEFORE_NS, episode.end_ns + _NEAR_NS)
     found = []
-    for raw in [mine] if isinstance(mine, bytes) else view.peers(episode):
+    for raw in servers:
         rows = polls[polls["peer"] == np.frombuffer(raw, "V18")[0]]
         if len(rows):
             found.append(_one(episode, view, raw, own, rows))
@@ -109,7 +110,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
         Culprit(server[1], server[0], name) if server else Culprit(object=name),
         own,
         errors,
-        tuple(dict.fromkeys(text(why).rpartition(f"{name}: ")[2] for why in down["reason"])),
+        tuple(dict.fromkeys(failure(why, name) for why in down["reason"])),
         turned,
         (
             _last(before["server_role"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ def in_order(rows: np.ndarray) -> np.ndarray:
     return pick(rows, order)
 
 
+#: Rows -> a mask of them, or their indices.
+Which = Callable[[np.ndarray], np.ndarray]
 _CHANGES = 512
 _AGAIN = 8  # results that are cached while tracking
 
@@ -154,12 +156,15 @@ class LastRows:
         """
         self._tracked, self._found = tracked, {}
 
-    def between(self, from_ns: int, to_ns: int) -> np.ndarray:
-        """Rows with ``from_ns <= t_ns <= to_ns``."""
-        if self._tracked is None:
-            return self._between(from_ns, to_ns)
+    def between(self, from_ns: int, to_ns: int, which: Which | None = None) -> np.ndarray:
+        """Rows with ``from_ns <= t_ns <= to_ns``; only those that ``which`` selects of the rows that came together, so
+        that the others are not copied.
+        """
         at = from_ns, to_ns
-        self._tracked.add(at)
+        if self._tracked is not None:
+            self._tracked.add(at)
+        if which is not None or self._tracked is None:
+            return self._between(from_ns, to_ns, which)
         if at in self._found:
             return self._found[at]
         rows = self._between(from_ns, to_ns)
@@ -167,12 +172,13 @@ class LastRows:
             self._found[at] = rows
         return rows
 
-    def _between(self, from_ns: int, to_ns: int) -> np.ndarray:
+    def _between(self, from_ns: int, to_ns: int, which: Which | None = None) -> np.ndarray:
         parts = []
         for rows, first_ns, last_ns in self._pieces:
             if last_ns >= from_ns and first_ns <= to_ns:
                 inside = first_ns >= from_ns and last_ns <= to_ns and not self._shared
-                parts.append(rows if inside else _between(rows, from_ns, to_ns))
+                its = rows if inside else _between(rows, from_ns, to_ns)
+                parts.append(its if which is None else pick(its, which(its)))
         return together(parts) if parts else self._empty
 
     @property

@@ -63,6 +63,14 @@ class Series:
         self._full = -1  # the last second without room
         self.dropped = 0
 
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        """Whether this subject has a row."""
+        return key in self._slot
+
+    @property
+    def full(self) -> bool:
+        return len(self._slot) >= self._limit
+
     def begin(self, second: int) -> None:
         """Opens a second: the values one turn of the ring ago are deleted."""
         first = second if self._second is None else max(self._second + 1, second - SECONDS + 1)

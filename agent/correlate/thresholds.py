@@ -64,7 +64,8 @@ class CorrelatorConfig:
     repeat_s: int = 10  #: interval at which the row of an open finding is updated, if only its duration changes
 
     keep_ns: int = 120 * SECOND  #: rows are kept this long as evidence
-    keep_rows: int = 4096  #: rows kept as evidence, per table
+    keep_rows: int = 4096  #: rows kept as evidence, per table; of queue_lag: keep_polls
+    keep_polls: int = 16_384  #: of queue_lag: 64 polls of 256 watched queues, 13 MB at most
     keep_decisions: int = 8192  #: decisions kept as evidence
     pending_rows: int = 50_000  #: rows that wait for evaluation, per table
     subjects: int = 256  #: limiters, queues, brokers and listeners checked for symptoms, of each kind

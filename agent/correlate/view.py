@@ -14,7 +14,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
 from agent.correlate.preemption import preempted_ns
-from agent.correlate.rows import LastRows, groups, known, of_codes, start_ticks
+from agent.correlate.rows import LastRows, Which, among, groups, known, of_codes, start_ticks
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.unixpeers import with_unix
@@ -29,7 +29,7 @@ _BROKEN = TABLES["tls_handshake"].code("result", "failed")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
-_LEAD_NS = 200_000_000
+LEAD_NS = 200_000_000
 _STORMS = 16
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
@@ -59,9 +59,13 @@ class View:
         self, config: CorrelatorConfig, forms: Mapping[str, np.dtype[np.void]], polled: Collection[str]
     ) -> None:
         self.config, self._forms, self._polled = config, forms, polled
+        most = {"queue_lag": config.keep_polls}
         self.rings = {
-            t: LastRows(form, config.keep_rows, config.keep_ns) for t, form in forms.items() if t not in _ELSEWHERE
+            t: LastRows(form, most.get(t, config.keep_rows), config.keep_ns)
+            for t, form in forms.items()
+            if t not in _ELSEWHERE
         }
+        self.watched: Which | None = None  # polls -> which of them are of queues that may have a symptom; None: all
         self.decisions = LastRows(forms["limiter_decision"], config.keep_rows, config.keep_ns)
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
@@ -136,6 +140,11 @@ class View:
             elif table == "tcp_rtt":
                 self.servers.learn(pick(kept, kept["role"] == _SERVER))
                 kept = merge_rtt(kept)
+            elif table == "queue_lag" and self.watched is not None:
+                stays = self.watched(kept)
+                if not stays.all():
+                    stays[_each_poll(kept)] = True
+                kept = only(kept, stays)
             ring.add(kept)
         listening = rows.get("socket_queue")
         if listening is not None:
@@ -178,9 +187,18 @@ class View:
         rows = self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
         return bool((in_netns(to_peer(rows, peer), netns)["saddr"] == np.frombuffer(peer[:16], "V16")[0]).any())
 
-    def during(self, table: str, episode: Episode, lead_ns: int = _LEAD_NS) -> np.ndarray:
+    def during(self, table: str, episode: Episode, lead_ns: int = LEAD_NS) -> np.ndarray:
         """Rows of the episode's time, and a little earlier and later, since an effect shows after its cause."""
         return self.rings[table].between(episode.start_ns - lead_ns, episode.end_ns + lead_ns)
+
+    def polls(self, servers: Collection[bytes], from_ns: int, to_ns: int) -> np.ndarray:
+        """Polls of these servers between these times: one row of each poll, and of each status in it."""
+
+        def which(rows: np.ndarray) -> np.ndarray:
+            its = np.flatnonzero(among(rows["peer"], servers))
+            return np.asarray(its[_each_poll(pick(rows, its))])
+
+        return self.rings["queue_lag"].between(from_ns, to_ns, which)
 
     def own(self, rows: np.ndarray, episode: Episode) -> np.ndarray:
         """The rows of the episode's process; none if that is unknown."""
@@ -259,6 +277,11 @@ class View:
         rows = self.own(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
         rows = rows[(rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)]
         return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
+
+
+def _each_poll(polls: np.ndarray) -> np.ndarray:
+    """The first row of each poll and status, in order: all rows of a poll have the same values of the server."""
+    return np.sort(groups([polls[c] for c in ("t_ns", "peer", "system", "status")])[0])
 
 
 def place(what: str, peer: bytes, netns: int | None) -> str:

@@ -67,7 +67,7 @@ class Broker:
     def sources(self, servers: Iterable[Any]) -> list[Judged]:
         """What is polled, one per server. Raises AgentError."""
         read_ones = [self.server(server) for server in servers]
-        return [Judged(self._system(one), self.open(one)) for one in read_ones]
+        return [Judged(self._system(one), self.open(one), named=getattr(one, "cluster", "")) for one in read_ones]
 
     def systems(self, servers: Iterable[Any]) -> frozenset[str]:
         """``queue_lag.system`` of the rows of these servers. Raises AgentError."""

@@ -37,11 +37,11 @@ class Judged:
     has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
-    missing.
+    missing. named: the cluster's name in the settings, which stands for any other.
     """
 
-    def __init__(self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns) -> None:
-        self.name = queue.name
+    def __init__(self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns, named: str = "") -> None:
+        self.name, self._named = queue.name, {"cluster": named} if named else {}
         self._system, self._queue, self._clock = system, queue, clock
         self._progress: dict[tuple[object, ...], Progress] = {}
         self.polled_ns = self._unanswered = 0
@@ -53,7 +53,7 @@ class Judged:
         before, self._progress = self._progress, {}
         self._unanswered = self._unanswered + 1 if any(row.get("failure") == "no_answer" for row in rows) else 0
         common = {"system": self._system, "cluster": self._cluster, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
-        return [self._whole({**common, **row}, before) for row in rows]
+        return [self._whole({**common, **row, **self._named}, before) for row in rows]
 
     def timers(self) -> list[Row]:
         """Rows of ``timer_effect`` without a jump (agent/queues/timers.py), as of the last poll; none if it failed."""
@@ -64,7 +64,7 @@ class Judged:
         """Rows of ``message_order``: what the last poll read of the queues' messages."""
         found = self._queue.order() if isinstance(self._queue, OrderedQueue) else []
         common = {"system": self._system, "cluster": self._cluster, "t_ns": self.polled_ns, "source": "sample"}
-        both = ({**common, **row} for row in found)
+        both = ({**common, **row, **self._named} for row in found)
         return [{**row, "cluster": _shortened(str(row["cluster"]))} for row in both]
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Judged:
 
     @property
     def _cluster(self) -> str:
-        return _shortened(self.name.removeprefix(f"{self._system} "))
+        return _shortened(self._named.get("cluster") or self.name.removeprefix(f"{self._system} "))
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         row["cluster"] = _shortened(row["cluster"])

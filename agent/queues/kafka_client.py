@@ -62,6 +62,25 @@ _CONNECTIONS = (
     ("reset by peer", "closed"),
     ("Receive failed", "closed"),
 )
+CLOSED = "it closes the connection: if the port wants TLS or a login, set `tls` or `user`"
+#: Parts of librdkafka's texts about TLS and logins -> what is wrong, with the keys of the setting.
+_REMEDIES = (
+    (("ssl.ca.location failed",), "the file of `ca` cannot be read: it is PEM, readable to user tickscope"),
+    (("ssl.certificate.location", "ssl.key.location"), "`certificate` or `key` cannot be read, or do not match"),
+    (
+        ("certificate verify failed", "could not be verified"),
+        "certificate verify failed: set `ca` to its authority, `servers` to a name in it",
+    ),
+    (
+        ("alert certificate", "alert bad certificate", "alert unknown ca", "alert handshake failure"),
+        "it refused our certificate, or got none: set `certificate`, `key`",
+    ),
+    (
+        ("PLAINTEXT broker listener", "wrong version number", "packet length too long", "record layer failure"),
+        "the port speaks no TLS: set `tls: false`, or the port of TLS",
+    ),
+    (("SSL listener", "might require SASL"), CLOSED),
+)
 #: What librdkafka adds to an error: the broker, and how long the connection was in which state.
 _AROUND = re.compile(r"^(?:\S+://)?\S+?/(?:bootstrap|\d+): |^GroupCoordinator: | \(after \d+ms.*| \(_\w+\)$")
 
@@ -101,7 +120,7 @@ class KafkaConnection:
         try:
             self._admin: Any = AdminClient({**CONNECTING, **settings, "error_cb": self._errors.append})
         except (KafkaException, ValueError, TypeError) as error:
-            raise KafkaDown(_text(error), "other") from None
+            raise KafkaDown(_remedy(_text(error)), "other") from None
 
     def cluster_id(self) -> str:
         """Kafka's own id of the cluster. Raises KafkaDown."""
@@ -190,9 +209,9 @@ class KafkaConnection:
         known = [error for error in reversed(self._errors) if error.name() not in _EMPTY]
         known.sort(key=lambda error: _KIND.get(error.name()) != "login")
         if known:
-            text = _text(known[0])
-            kind = next((kind for part, kind in _CONNECTIONS if part in text), "other")
-            return KafkaDown(text, "login" if _KIND.get(known[0].name()) == "login" else kind)
+            return of_connection(_text(known[0]), _KIND.get(known[0].name()) == "login")
+        if failure.kind == "no_answer" and any(error.name() == "_ALL_BROKERS_DOWN" for error in self._errors):
+            return KafkaDown(CLOSED, "closed")  # librdkafka does not report connections that end before an answer
         if failure.kind == "no_answer":
             return KafkaDown(f"no answer within {self._first_s:g} s", "no_answer")
         return KafkaDown(failure.reason, "login" if failure.kind == "login" else "other")
@@ -217,6 +236,21 @@ class KafkaConnection:
         """librdkafka hands its errors to ``error_cb`` here."""
         while self._admin.poll(0):
             pass
+
+
+def of_connection(text: str, login: bool) -> KafkaDown:
+    """What a connection's error means. login: whether it is about a login."""
+    words = _remedy(text)
+    if login and words == text:
+        words = f"{text}: see `user`, `mechanism`, `password_file`"
+    kind = next((kind for part, kind in _CONNECTIONS if part in text), "other")
+    if kind in ("other", "closed") and any(part in words for part in ("certificate", "no TLS")):
+        login = True
+    return KafkaDown(words, "login" if login else kind)
+
+
+def _remedy(text: str) -> str:
+    return next((words for parts, words in _REMEDIES if any(part in text for part in parts)), text)
 
 
 def _answers(asked: Mapping[K, Future[Any]], until_s: float) -> dict[K, Any]:

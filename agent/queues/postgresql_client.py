@@ -18,6 +18,7 @@ LOCKED, TIMED_OUT, DENIED, READ_ONLY, SYNTAX = "55P03", "57014", "42501", "25006
 _ENDING = ("08", "57P")
 #: Of a failed connection, the failure of ``queue_lag`` by a part of libpq's text.
 _FAILURES = (
+    ("certificate", "login"),  # before the errors of files: one of them is not there
     ("Connection refused", "refused"),
     ("too many", "refused"),
     ("remaining connection slots", "refused"),
@@ -27,12 +28,14 @@ _FAILURES = (
     ("terminating connection", "closed"),
     ("not yet accepting", "refused"),
     ("timeout expired", "no_answer"),
+    ("timed out", "no_answer"),
     ("No route", "unreachable"),
     ("unreachable", "unreachable"),
     ("No such file", "unreachable"),
     ("closed the connection", "closed"),
+    ("closed unexpectedly", "closed"),  # over TLS
+    ("EOF detected", "closed"),
     ("reset by peer", "closed"),
-    ("certificate", "login"),
     ("SSL", "login"),
     ("password", "login"),
     ("authentication", "login"),

@@ -89,8 +89,9 @@ class WalReaders:
         if end_at is None:
             return [{"reason": "the end of the log is unknown"}]
         self._history.add(now_ns, end_at)
+        more = False
         for number, slot in enumerate(slots):
-            if number == MAX_SLOTS:
+            if more := number == MAX_SLOTS:
                 self._rows.append({"reason": f"more than {MAX_SLOTS} replication slots are not watched"})
             else:
                 self._slot(slot, end_at, now_ns)
@@ -99,6 +100,7 @@ class WalReaders:
             hidden += unseen
             if position is not None and not unseen:
                 row = self._row((_WAL, shown(f"{name} (replay)".encode())), position, end_at, now_ns, consumers=1)
+                row["added"] = None  # the slowest of several may be another one now: that it is behind is no step back
                 self._rows.append({**row, "holder": _holder(name, address), "asked_s": _asked(reply_s)})
         if hidden:
             self._rows.append({"reason": "standbys are hidden: GRANT pg_read_all_stats (or pg_monitor) to this role"})
@@ -106,7 +108,7 @@ class WalReaders:
             row = self._row(_REPLAY, replayed, end_at, now_ns, consumers=0 if paused else 1)
             note = {"inexact_reason": f"{row['inexact_reason']}; replay is paused"} if paused else {}
             self._rows.append({**row, **note})
-        self._dropped(now_ns)
+        self._dropped(now_ns, more)
         return self._rows
 
     def _slot(self, slot: tuple[Any, ...], end_at: int, now_ns: int) -> None:
@@ -159,12 +161,12 @@ class WalReaders:
             "position": kept.commits.position(position, behind, consumers != 0, now_ns),
         }
 
-    def _dropped(self, now_ns: int) -> None:
-        """Rows of the slots that are no longer there, for a minute."""
+    def _dropped(self, now_ns: int, more: bool) -> None:
+        """Rows of the slots that are no longer there, for a minute. more: some that are there were not read."""
         for key, kept in list(self._kept.items()):
             if kept.seen_ns == now_ns:
                 continue
-            if now_ns - kept.seen_ns > _GONE_NS or key == _REPLAY or key[1].endswith(b" (replay)"):
+            if more or now_ns - kept.seen_ns > _GONE_NS or key == _REPLAY or key[1].endswith(b" (replay)"):
                 del self._kept[key]
                 continue
             ago_s = (now_ns - kept.seen_ns) / 1e9

@@ -22,6 +22,7 @@ _CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,channel_d
 _CHANNELS = "/api/channels?columns=name,global_prefetch_count"
 _CONNECTIONS = "/api/connections?columns=state,channels"
 _MAX_ADDRESSES = 64  # of a queue's consumers
+_UNTAGGED, _TAG = "Not management user", "rabbitmqctl set_user_tags USER monitoring"
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
@@ -93,7 +94,9 @@ class Management:
                 self.queues = about_queues(get(_QUEUES))
             self._problems[turn] = ""
         except HttpDown as error:
-            self._problems[turn] = ": ".join(filter(None, (str(error), explanation(error.body))))
+            why = explanation(error.body)
+            remedy = _TAG if why == _UNTAGGED else error.remedy
+            self._problems[turn] = ": ".join(filter(None, (error.reason, why, remedy)))
         except (TypeError, ValueError, RecursionError):
             self._client.close()
             self._problems[turn] = "its answer is no such JSON"

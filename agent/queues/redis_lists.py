@@ -7,7 +7,7 @@ which jobs run. A job's content is only read where the time is inside it (Sideki
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class _Queue:
     consumers: int | None = None
     queued_s: float = nan  # when the oldest waiting job was queued, Unix time
     started_s: list[float] = field(default_factory=list)
-    position: bytes | None = None
+    position: Hashable = None
     more: list[tuple[Command, Callable[[_Queue, Any], None]]] = field(default_factory=list)
     problem: str = ""
 
@@ -122,13 +122,13 @@ class ListQueues:
     @staticmethod
     def _fill(queues: list[_Queue], ask: Ask) -> None:
         try:
-            replies = iter(ask([command for queue in queues for command in queue.commands]))
+            replies = _replies(ask, [command for queue in queues for command in queue.commands])
         except ReplyTooLarge as error:
             for queue in queues:
                 queue.problem = str(error)
             return
         for queue in queues:
-            its = [next(replies) for _ in queue.commands]
+            its = [replies[command] for command in queue.commands]
             for command, reply in zip(queue.commands, its, strict=True):
                 if isinstance(reply, hiredis.ReplyError) and not queue.problem:
                     rule = missing_rule(command, reply)
@@ -142,12 +142,19 @@ class ListQueues:
             if not more:
                 return
             try:
-                given = ask([command for _, command, _ in more])
+                given = _replies(ask, [command for _, command, _ in more])
             except ReplyTooLarge:  # ages stay unknown
                 return
-            for (queue, _, take), reply in zip(more, given, strict=True):
+            for queue, command, take in more:
+                reply = given[command]
                 if not isinstance(reply, hiredis.ReplyError) and reply is not None:
                     take(queue, reply)
+
+
+def _replies(ask: Ask, commands: Sequence[Command]) -> dict[Command, Reply]:
+    """By command; one that several queues need is sent once: Sidekiq's processes may serve all of them."""
+    unique = list(dict.fromkeys(commands))
+    return dict(zip(unique, ask(unique), strict=True))
 
 
 def _counted(command: str, name: str, _now_s: float) -> _Queue:
@@ -164,7 +171,7 @@ def _sorted_by_time(key: str, now_s: float) -> _Queue:
         queue.lag = _count(replies[0]) if now_s else None
         first = replies[1]
         queue.queued_s = float(first[1]) if first else nan
-        queue.position = first[0][:64] if first else None
+        queue.position = hash(first[0]) if first else None  # jobs of one class begin alike
 
     return _Queue(key, [("ZCOUNT", key, "-inf", f"{now_s:f}"), ("ZRANGE", key, 0, 0, "WITHSCORES")], read)
 
@@ -184,7 +191,7 @@ def _sidekiq(name: str, _now_s: float) -> _Queue:
     def oldest(queue: _Queue, job: bytes) -> None:
         about = _parsed(job)
         queue.queued_s = _seconds(about.get("enqueued_at"))
-        queue.position = str(about.get("jid", "")).encode()[:64] or None
+        queue.position = str(about.get("jid", "")) or None
 
     def serves(queue: _Queue, info: bytes) -> None:
         if queue.consumers is not None:
@@ -207,7 +214,7 @@ def _rq(name: str, _now_s: float) -> _Queue:
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
         queue.lag, queue.pending, queue.consumers = (_count(replies[i]) for i in (0, 2, 4))
         if replies[1] is not None:
-            queue.position = replies[1][:64]
+            queue.position = replies[1]
             queue.more.append((("HGET", b"rq:job:" + replies[1], "enqueued_at"), queued))
         for job in replies[3]:
             if b":" in job:  # since RQ 2: JOB:EXECUTION
@@ -244,7 +251,7 @@ def _bullmq(name: str, now_s: float) -> _Queue:
         queue.lag, queue.pending = (wait + paused + prioritized + due - marker if now_s else None), active
         if not prioritized and not due and not marker:  # else the oldest one may be among these
             oldest = [job for job in (last, last_paused) if job is not None]
-            queue.position = oldest[0][:64] if oldest else None
+            queue.position = oldest[0] if oldest else None
             for job in oldest:
                 queue.more.append((("HMGET", _joined(key, job), "timestamp", "opts", "atm", "attemptsMade"), queued))
         if running is not None:

@@ -112,7 +112,7 @@ class _Places(TimedQueue, OrderedQueue):
     """
 
     def __init__(self, url: RedisUrl, opening: Open, timeout_s: float, name: str = "") -> None:
-        self.name, self._url, self._timeout_s = name or f"redis {url.server}", url, timeout_s
+        self.name, self._url, self._timeout_s = name or f"redis {url.database}", url, timeout_s
         self._opening = opening
         self._asked_ns, self._doubt = 0, True
 

@@ -62,7 +62,7 @@ class RedisServer(TimedQueue, OrderedQueue):
 
     def use(self, url: RedisUrl) -> None:
         """Queries another server of the same data from now on, after a fail-over."""
-        self.name = f"{self.name.partition(' ')[0]} {url.server}"
+        self.name = f"{self.name.partition(' ')[0]} {url.database}"
         self._client = RespClient(url, self._timeout_s)
         self._server.forget()  # its errors are not those of the one before
         self._not_before_ns, self._refusal = 0, ""

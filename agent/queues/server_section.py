@@ -26,6 +26,9 @@ class ServerSection:
     ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (TLS)")
     certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (TLS)")
     key_file: str = setting("", text("the path of a file"), "key of that certificate")
+    cluster: str = setting(
+        "", text("a name"), "name of the cluster, which stays the same at another address; none: its own, or host:port"
+    )
 
     @property
     def address(self) -> Any:

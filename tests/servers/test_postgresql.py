@@ -24,7 +24,9 @@ from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
-from agent.queues.queue import Queue
+from agent.queues.postgresql_client import _down
+from agent.queues.postgresql_wal import WalReaders
+from agent.queues.queue import Queue, Row
 from tests.patience import PATIENCE
 from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
 from tests.servers.rabbitmq import release_root
@@ -702,3 +704,49 @@ def test_a_server_of_this_node_is_found_with_its_setting(postgres: Postgres) -> 
     assert found.setting == f"postgresql: ['postgresql://127.0.0.1:{postgres.port}']"
     (found,) = (one for one in discover({"postgresql": ({"url": postgres.url},)}) if one.port == postgres.port)
     assert found.configured
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("SSL connection has been closed unexpectedly", "closed"),
+        ("SSL SYSCALL error: EOF detected", "closed"),
+        ("SSL SYSCALL error: Connection timed out", "no_answer"),
+        ("could not receive data from server: Connection timed out", "no_answer"),
+        ('could not open certificate file "/c.pem": No such file or directory', "login"),
+        ("SSL error: certificate verify failed", "login"),
+        ("server does not support SSL, but SSL was required", "login"),
+    ],
+)
+def test_a_server_that_ends_over_tls_is_no_refused_login(text: str, failure: str) -> None:
+    assert _down(Exception(text)).failure == failure
+
+
+def test_a_slower_standby_of_the_same_name_that_returns_is_no_step_back() -> None:
+    """pg_stat_replication has one row of each; the slowest counts."""
+    now_ns, readers = [0], WalReaders()
+
+    class Standbys:
+        name = "postgresql h"
+
+        def __init__(self) -> None:
+            self.positions = [5000, 5100, 5200, 900, 1000, 1100, 1200]
+
+        def poll(self) -> list[Row]:
+            now_ns[0] += 2 * 10**9
+            standby = ("walreceiver", "10.0.0.1", 0, self.positions.pop(0), 0.1)
+            return readers.rows([], [standby], (0, None, 0, 6000 + now_ns[0] // 10**8), (now_ns[0], now_ns[0]))
+
+        def close(self) -> None: ...
+
+    queue = Judged("postgresql", Standbys(), lambda: now_ns[0])
+    assert "rewound" not in [row["status"] for _ in range(7) for row in queue.poll()]
+
+
+def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
+    readers = WalReaders()
+    for t_ns, names in ((S, range(1, 258)), (2 * S, range(257)), (3 * S, range(100))):
+        slots = [(f"s{n:03}", "", 0, "reserved", None, 100, 100, "", "", "", None) for n in names]
+        rows = readers.rows(slots, [], (0, None, 0, 200), (t_ns, t_ns))
+        dropped = [row for row in rows if row.get("status") == "gone"]
+        assert bool(dropped) == (t_ns == 3 * S), dropped

@@ -231,7 +231,12 @@ def test_another_exporter_by_one_line(tmp_path: Path) -> None:
         (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b"# x\n" * 16384), "other", "too large"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"), "other", "too large"),
         (_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), "other", "HTTP 404"),
-        (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (
+            _once(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"),
+            "login",
+            "HTTP 401 No: wrong user or password: see user,",
+        ),
+        (_once(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 403 No: the user may not read this"),
         (
             _once(b"HTTP/1.1 307 Moved\r\nLocation: http://u:secret@h/metrics/?t=secret\r\nContent-Length: 0\r\n\r\n"),
             "other",
@@ -361,3 +366,32 @@ def test_a_large_page_is_read_within_its_bound() -> None:
     assert row["lag_messages"] == 7 or FAILURES[row["failure"]] == "no_answer"  # a busy host
     queue.close()
     server.close()
+
+
+def test_a_login_that_is_missing_is_named() -> None:
+    server = Odd(_once(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"))
+    queue = source(f"http://127.0.0.1:{server.port}/metrics#name=mail&length=up")
+    (row,) = poll(queue)
+    queue.close()
+    server.close()
+    assert row["reason"].endswith(b"HTTP 403 Forbidden: it wants a login: set user and password_file")
+
+
+def test_one_of_several_counters_that_begins_anew_is_no_step_back() -> None:
+    pages = [(100, 900, 50), (120, 910, 60), *((140 + n, 5 + n, 70 + n) for n in range(5))]
+
+    def say(connection: Any) -> None:
+        added, first, second = pages.pop(0)
+        done = "".join(f'done_total{{worker="{at}"}} {n}\n' for at, n in enumerate((first, second)))
+        body = f"length 9\nadded_total {added}\n{done}".encode()
+        _once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))(connection)
+
+    server = Odd(say)
+    mapping = "name=mail&length=length&added=added_total&done=done_total"
+    queue = source(f"http://127.0.0.1:{server.port}/metrics#{mapping}")
+    rows = [poll(queue)[0] for _ in range(7)]
+    queue.close()
+    server.close()
+    assert b"rewound" not in {row["status"] for row in rows}
+    assert rows[1]["out_per_s"] > 0 and rows[2]["out_per_s"] == 0
+    assert all(row["out_per_s"] > 0 for row in rows[3:])

@@ -138,7 +138,8 @@ def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(r
     rabbit.ctl("add_user", "untagged", "pw")
     queue = source(rabbit.with_management.replace("guest:guest", "untagged:pw"))
     until(queue, "there", lambda row: row["lag_messages"] == 0)
-    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized: Not management user"]
+    tag = b"rabbitmqctl set_user_tags USER monitoring"
+    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized: Not management user: " + tag]
     queue.close()
 
 
@@ -276,7 +277,11 @@ def _once(answer: bytes) -> Callable[[socket.socket], None]:
         ),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n"), "other", "too large"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), "closed", "closed"),
-        (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (
+            _once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"),
+            "login",
+            "HTTP 401 Unauthorized: wrong user or password: see user, password_file",
+        ),
         (_once(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), "other", "HTTP 503"),
         (_once(b"SSH-2.0-OpenSSH_9.2\r\n"), "other", "not HTTP"),
         (_once(b""), "closed", "closed"),

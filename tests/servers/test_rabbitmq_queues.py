@@ -302,7 +302,7 @@ def test_time_outs_of_messages_and_queues_are_timers(rabbit: Rabbit) -> None:
     (row,) = timers(queue)
     assert row["timers"] == 1
     refused = "management API: HTTP 401 Unauthorized: Login failed"
-    assert row["consequence"] == refused or not version.startswith("3.10.")
+    assert row["consequence"].startswith(refused) or not version.startswith("3.10.")
     queue.close()
 
 

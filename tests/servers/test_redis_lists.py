@@ -21,6 +21,7 @@ import pytest
 from agent.common.resp import DECLARED
 from agent.errors import AgentError
 from agent.queues.brokers.redis import BROKER
+from agent.queues.redis_lists import ListQueues
 from tests.patience import PATIENCE
 from tests.servers.test_redis_rights import DOCS, failure
 from tests.servers.test_redis_streams import Redis, poll, redis
@@ -248,3 +249,23 @@ def test_lists_of_a_cluster_are_refused() -> None:
     with pytest.raises(AgentError) as refused:
         BROKER.sources(["redis+cluster://a?rq=mails"])
     assert "only streams of a cluster" in str(refused.value.why)
+
+
+def test_what_several_queues_need_is_asked_once_and_jobs_that_begin_alike_are_two() -> None:
+    jobs = [b'{"retry":true,"queue":"default","args":[],"class":"HardWorkerOfTheShop","jid":"%d"}' % n for n in (1, 2)]
+    asked: list[Any] = []
+
+    def ask(commands: Any) -> list[Any]:
+        asked.extend(commands)
+        replies = {"SMEMBERS": [b"h:1:a"], "ZRANGE": [jobs[0], b"1700000000"], "HVALS": [], "HGET": b"{}"}
+        return [replies.get(command[0], None if command[0] == "LINDEX" else 0) for command in commands]
+
+    queues = ListQueues([("sidekiq", name) for name in ("a", "b", "c")])
+    positions = []
+    for _ in range(2):
+        asked.clear()
+        rows = queues.rows(ask, 1.7e9)
+        positions += [row["position"] for row in rows if row["destination"] == b"retry"]
+        assert len(asked) == len(set(asked))
+        jobs.reverse()
+    assert positions[0] != positions[1]

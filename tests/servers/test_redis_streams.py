@@ -214,6 +214,21 @@ def test_a_keyspace_not_yet_looked_through_is_reported(redis: Redis) -> None:
     assert poll(queue)["destination"].tolist() == [b"late"]
 
 
+def test_streams_of_one_name_in_two_databases_are_two_queues(redis: Redis) -> None:
+    redis.add("jobs", 5)
+    redis.do("XGROUP", "CREATE", "jobs", "workers", "0")
+    assert redis.do("MOVE", "jobs", 3) == 1
+    redis.add("jobs", 2)
+    redis.do("XGROUP", "CREATE", "jobs", "workers", "0")
+    found = {}
+    for queue in BROKER.sources([redis.url, redis.url.removesuffix("0") + "3"]):
+        row = one(queue)
+        found[bytes(row["cluster"])] = int(row["lag_messages"])
+        queue.close()
+    server = b"127.0.0.1:%d" % redis.port
+    assert found == {server: 2, server + b"/3": 5}
+
+
 def test_long_names_that_begin_alike_stay_apart(redis: Redis) -> None:
     names = [f"tenant-{'x' * 60}-{end}" for end in "ab"]
     for name, group in zip(names, reversed(names), strict=True):

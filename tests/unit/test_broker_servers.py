@@ -1,13 +1,23 @@
-"""Servers in the settings that cannot be used: each kind of broker refuses them, and no message has the password."""
+"""Servers in the settings that cannot be used: each kind of broker refuses them, and no message has the password. Names
+that are not resolved.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from agent.common.address import peer_bytes
+from agent.common.lookup import connect
 from agent.errors import AgentError
+from agent.queues import addresses
 from agent.queues.catalogue import broker
+from tests.patience import PATIENCE
 
 REFUSED: dict[str, list[Any]] = {
     "etcd": [
@@ -85,3 +95,77 @@ def test_a_server_that_cannot_be_used_is_refused_without_its_password(kind: str,
     with pytest.raises(AgentError) as error:
         broker(kind).sources([server])
     assert "pw" not in str(error.value)
+
+
+NAMED: dict[str, Any] = {
+    "celery": "redis://silent.example",
+    "etcd": "http://silent.example",
+    "kafka": "silent.example:9092",
+    "nats": "http://silent.example",
+    "postgresql": "postgresql://silent.example",
+    "queues_from": "http://silent.example/#name=a&length=b",
+    "rabbitmq": "http://silent.example",
+    "redis": "redis://silent.example",
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (None, "the DNS server does not answer"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "DNS failed (Temporary failure)"),
+        (socket.gaierror(socket.EAI_NONAME, "Name not known"), "DNS has no such host (Name not known)"),
+    ],
+)
+def test_a_name_that_is_not_resolved_is_a_state_of_its_server(
+    kind: str, error: OSError | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, asked, real = threading.Event(), list[str](), socket.getaddrinfo
+
+    def silent(host: str, *given: Any, flags: int = 0, **named: Any) -> Any:
+        if host != "silent.example" or flags & socket.AI_NUMERICHOST:
+            return real(host, *given, flags=flags, **named)
+        asked.append(host)
+        if error is None:
+            ends.wait(60)
+        raise error or socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    (source,) = broker(kind).sources([NAMED[kind]])
+    try:
+        with closing(source):
+            for _ in range(2):
+                began_s = time.monotonic()
+                rows = source.poll()
+                assert time.monotonic() - began_s < 2 * PATIENCE
+                assert {row["status"] for row in rows} == {"down"}
+                assert {row["failure"] for row in rows} == {"unreachable"}
+                assert all(words in str(row["reason"])[:128] for row in rows), rows
+        assert error is not None or len(asked) == 1  # a look-up under way is not begun again
+    finally:
+        ends.set()
+
+
+def test_a_name_that_is_resolved_later_is_found_and_each_of_its_addresses_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, known = socket.getaddrinfo, list[int]()
+
+    def later(host: str, port: int, *given: Any, flags: int = 0, **named: Any) -> Any:
+        if host != "later.example" or flags & socket.AI_NUMERICHOST:
+            return real(host, port, *given, flags=flags, **named)
+        if not known:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
+        kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+        return [(*kind, ("127.0.0.1", one)) for one in known]
+
+    monkeypatch.setattr(socket, "getaddrinfo", later)
+    monkeypatch.setattr(addresses, "_UNKNOWN_AGAIN_S", 0.0)
+    found = addresses.Addresses()
+    assert found.peer("later.example", 5) is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        known += [1, server.getsockname()[1]]
+        assert found.peer("later.example", 5, wait_s=PATIENCE) == peer_bytes("127.0.0.1", 5)
+        with connect("later.example", 5, time.monotonic() + PATIENCE) as client:
+            assert client.getpeername()[1] == known[1]

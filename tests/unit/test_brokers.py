@@ -29,9 +29,11 @@ from agent.posix import privilege
 from agent.queues import brokers as room
 from agent.queues import catalogue
 from agent.queues.judged import Judged
+from agent.queues.order import OrderedQueue
 from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
 from agent.queues.queue import Row
 from agent.queues.redis_places import ClusterStreams
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue
 from agent.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +211,18 @@ def test_repeated_figures_keep_the_state_and_the_rates() -> None:
         )[1:]
     ]
     assert rates == [(3.0, 3.0, False)] * 3 + [(3.0, 2.0, False)]
+
+
+def test_the_clusters_name_of_the_settings_is_that_of_all_its_rows() -> None:
+    class Ordered(Scripted, OrderedQueue, TimedQueue):
+        def order(self) -> list[Row]:
+            return [{"destination": "a", "cluster": "its own"}]
+
+        def timers(self) -> ServerTimers:
+            return ServerTimers([QueueTimer(b"a", b"", "ttl")])
+
+    source = Judged("heap", Ordered([{"destination": "a", "cluster": "its own"}, {"destination": "b"}]), named="shop")
+    assert {row["cluster"] for row in [*source.poll(), *source.order(), *source.timers()]} == {"shop"}
 
 
 def test_servers_with_long_names_that_begin_alike_are_two_clusters() -> None:

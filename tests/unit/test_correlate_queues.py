@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.batch import make
+from agent.correlate.catalogue import dtypes
+from agent.correlate.correlator import Correlator
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
+from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
@@ -348,6 +352,42 @@ def test_polls_that_always_take_long_are_no_outage() -> None:
     host.queue(30, UNTIL, lag=lag * 40, age=lag * 1.0, incoming=40, out=0, consumers=3, poll_ms=600)
     causes = {finding["cause"] for finding in found(host) if finding["symptom"] == "queue_lag"}
     assert causes == {"consumer_stopped"}
+
+
+@pytest.mark.parametrize("poll_ms", [0.7, 600.0])
+def test_one_message_that_waits_is_found_also_where_polls_always_take_long(poll_ms: float) -> None:
+    """Six seconds are too short for a lasting rise."""
+    host = well(0, 30, poll_ms=poll_ms)
+    one_stops(host, 30, 36, poll_ms=poll_ms)
+    well(36, UNTIL, host, poll_ms=poll_ms)
+    assert [finding["cause"] for finding in found(host)] == ["consumer_stopped"]
+    host = well(0, 30, idle_consumer=b"worker-1", idle_s=0.1, poll_ms=poll_ms)
+    well(30, 38, host, idle_consumer=b"worker-2", idle_s=np.arange(8) + 0.5, poll_ms=poll_ms)
+    well(38, UNTIL, host, idle_consumer=b"worker-3", idle_s=0.1, poll_ms=poll_ms)
+    assert [finding["symptom"] for finding in found(host)] == ["queue_lag"]
+
+
+@pytest.mark.parametrize(("usual_ms", "poll_ms"), [(600.0, 1150.0), (0.7, 1150.0), (0.7, 6000.0)])
+def test_an_age_within_the_time_of_its_poll_is_the_servers(usual_ms: float, poll_ms: float) -> None:
+    host = well(0, 30, poll_ms=usual_ms)
+    well(30, 32, host, poll_ns=int(poll_ms * 1e6), oldest_pending_s=[poll_ms / 1000, poll_ms / 1000 + 0.9])
+    well(32, UNTIL, host, poll_ms=usual_ms)
+    assert "queue_lag" not in {finding["symptom"] for finding in found(host)}
+
+
+def test_a_minute_of_polls_of_each_watched_queue_of_1000_is_kept_as_evidence() -> None:
+    """And of the server, whose rows are those of all queues."""
+    correlator, config = Correlator(), CorrelatorConfig()
+    names = [b"q%03d" % n for n in range(1000)]  # the first ones are watched
+    for second in range(70):
+        rows = {"system": b"redis", "peer": PEER, "destination": names, "status": b"ok", "lag_messages": 3}
+        correlator.feed(make("queue_lag", 1000, t_ns=T0 + second * S, poll_ns=2_000_000, **rows))
+        correlator.advance(T0 + (second + 1) * S)
+    view = correlator._view
+    kept = view.rings["queue_lag"].between(T0 + 9 * S, T0 + 69 * S)["destination"].tolist()
+    assert [kept.count(name) for name in names[: config.subjects]] == [61] * config.subjects
+    assert len(view.polls([PEER[0].tobytes()], T0 + 9 * S, T0 + 69 * S)) == 61
+    assert config.keep_polls * dtypes()["queue_lag"].itemsize <= 13_000_000
 
 
 def test_ages_spread_as_widely_as_is_stated_exceed_the_bar_less_than_once_in_a_day() -> None:

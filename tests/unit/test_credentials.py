@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_a_message_names_the_key_and_no_value(kind: str, more: dict[str, Any], w
     assert words in text
     assert "t.yaml:2" in text
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("kind", sorted(set(ADDRESSES) - {"kafka"}))  # Kafka's own id is always known
+def test_a_section_may_name_the_cluster(kind: str) -> None:
+    given = {**ADDRESSES[kind], "cluster": "shop"}
+    (source,) = catalogue.broker(kind).sources([{**given, "url": given["url"].replace("//h", "//127.0.0.1:1")}])
+    with closing(source):
+        assert {row["cluster"] for row in source.poll()} == {"shop"}
 
 
 @pytest.mark.parametrize("kind", ["celery", "redis"])

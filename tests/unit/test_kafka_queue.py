@@ -21,7 +21,7 @@ from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
-from agent.queues.kafka_client import Failure, KafkaDown, Key
+from agent.queues.kafka_client import Failure, KafkaDown, Key, of_connection
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
@@ -328,3 +328,34 @@ def test_records_that_are_deleted_behind_the_group_are_no_loss(
     for poll, count in zip(polls, counts, strict=True):
         removed.see(*poll)
         assert removed.count == count
+
+
+@pytest.mark.parametrize(
+    ("text", "login", "failure", "words"),
+    [
+        (
+            "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: verify that ssl.ca.location",
+            False,
+            "login",
+            "set `ca` to its authority",
+        ),
+        ("SSL handshake failed: error:0A00010B:SSL routines::wrong version number", False, "login", "no TLS"),
+        (
+            "SSL handshake failed: Disconnected: connection reset by peer: connecting to a PLAINTEXT broker listener?",
+            False,
+            "login",
+            "no TLS",
+        ),
+        ("Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required", False, "login", "`key`"),
+        ("SSL handshake failed: error:0A000410:SSL routines::ssl/tls alert handshake failure", False, "login", "`key`"),
+        ("Disconnected: requesting ApiVersion: ... (connecting to a SSL listener?) or", False, "closed", "`tls` or"),
+        ("Disconnected: verify that ..., broker might require SASL authentication", False, "closed", "`user`"),
+        ("SASL authentication error: Authentication failed", True, "login", "failed: see `user`, `mechanism`"),
+        ("Connect to ipv4#127.0.0.1:1 failed: Connection refused", False, "refused", "Connection refused"),
+    ],
+)
+def test_an_error_of_a_connection_names_the_key_to_set(text: str, login: bool, failure: str, words: str) -> None:
+    down = of_connection(text, login)
+    assert words in str(down)
+    assert down.failure == failure
+    assert len(f"kafka kafka1.prod.example.com:9093: {down}") <= 128

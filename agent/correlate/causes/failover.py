@@ -62,8 +62,8 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     raw = episode.key[1]
     assert isinstance(raw, bytes)
-    polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
-    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & np.isin(polls["status"], LOST)]
+    polls = view.polls([raw], episode.start_ns, episode.end_ns)
+    polls = polls[np.isin(polls["status"], LOST)]
     entry = item(
         "queue_lag",
         "polls of lost data",

@@ -49,15 +49,15 @@ def _late(watch: QueueWatch, second: Second) -> None:
         return
     arrived = watch.series.history("in", slots, second.at, 5)
     flooded = watch.series.recent("in", slots, second.at, 1)[:, 0] > _FLOOD * quantile(arrived, 1.0)
+    took_s = watch.series.last("poll_s", slots, second.at)  # a server that takes long may make an age so much longer
     for metric, count in _AGES:
         bar = bars(watch.series, metric, count, slots, second.at, config.warm_s)
         before, now = watch.series.recent(metric, slots, second.at, 2).T
         lasting = np.where(flooded & (metric == "age_s"), config.flooded_s, config.later_s)
-        late = (now > np.maximum(config.late_s, bar)) | (
-            (np.fmin(before, now) > np.maximum(lasting, bar)) & (now > before)
-        )
+        at_once, soon = (np.maximum(limit, bar) + took_s for limit in (config.late_s, lasting))
+        late = (now > at_once) | ((np.fmin(before, now) > soon) & (now > before))
         for i in np.flatnonzero(late):
-            _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i])))
+            _open(watch, int(slots[i]), metric, second.at, float(now[i]), float(soon[i]))
 
 
 def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
@@ -73,15 +73,15 @@ def _idle(watch: QueueWatch, second: Second) -> None:
     slots = watch.fresh[series.last("idle_s", watch.fresh, at) > watch.config.idle_s]
     if not len(slots):
         return
-    idle, out, count = (series.last(metric, slots, at) for metric in ("idle_s", "out", "consumers"))
+    idle, out, count, took_s = (series.last(metric, slots, at) for metric in ("idle_s", "out", "consumers", "poll_s"))
     usual, members = (series.baseline(metric, slots, at, 5) for metric in ("idle_s", "consumers"))
     taken = series.baseline("out", slots, at, 5).median
-    turns = idle * np.minimum(out, taken) / count
-    bad = (idle > np.maximum(watch.config.idle_s, _IDLE * usual.high)) & (turns >= _TURNS)
+    turns = (idle - took_s) * np.minimum(out, taken) / count
+    bar = np.maximum(watch.config.idle_s, _IDLE * usual.high) + took_s
+    bad = (idle > bar) & (turns >= _TURNS)
     bad &= (count > 1) & (count <= members.median) & (out > 0.5 * taken) & (usual.seen >= watch.config.warm_s)
     for i in np.flatnonzero(bad):
-        bar = float(max(watch.config.idle_s, _IDLE * usual.high[i]))
-        _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), bar)
+        _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), float(bar[i]))
 
 
 def _gone(watch: QueueWatch, second: Second) -> None:

@@ -756,7 +756,7 @@ _OTHER_SEP = "has the transport another sep? add it: ?sep="
 
 
 def _name(url: RedisUrl) -> str:
-    return f"celery {url.server}{f'/{url.db}' if url.db else ''}"
+    return f"celery {url.database}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ The client is librdkafka (confluent-kafka). It is imported when a server is open
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
@@ -21,6 +22,7 @@ from agent.columns import fitted
 from agent.common.address import addr_text
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
+from agent.common.lookup import look_up
 from agent.common.settings import flag, one_of, private_text, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
@@ -209,11 +211,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
     """
 
     def __init__(self, server: KafkaServer, timeout_s: float = _TIMEOUT_S) -> None:
-        first = server.servers.split(",")[0]
-        self.name = f"kafka {first}"
+        brokers = server.servers.split(",")
+        self.name = f"kafka {brokers[0]}"
         self._server, self._timeout_s = server, timeout_s
         self._addresses = Addresses()
-        self._first = first.rpartition(":")[0].strip("[]"), int(first.rpartition(":")[2])
+        self._brokers = [(one.rpartition(":")[0].strip("[]"), int(one.rpartition(":")[2])) for one in brokers]
+        self._first = self._brokers[0]
         self._connection: KafkaConnection | None = None
         self._cluster = ""
         self._not_before_ns, self._refusal = 0, KafkaDown("", "other")
@@ -245,13 +248,16 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             if now_ns < self._not_before_ns:
                 raise self._refusal
             if self._connection is None:
-                self._connection = KafkaConnection(self._server.librdkafka(), self._timeout_s)
+                settings = self._server.librdkafka()
+                self._look_up()
+                self._connection = KafkaConnection(settings, self._timeout_s)
             rows = self._poll(self._connection, now_ns)
             self._connection.well()
             if self._doubtful:
                 self.close()
         except KafkaDown as error:
-            if now_ns >= self._not_before_ns and (error.failure == "login" or self._connection is None):
+            refused = error.failure == "login" or (self._connection is None and error.failure == "other")
+            if now_ns >= self._not_before_ns and refused:
                 self._refusal, self._not_before_ns = error, now_ns + _RETRY_NS
             self.close()
             rows = self._down(error)
@@ -268,6 +274,18 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._connection = self._reader = None
         if self._tail is not None:
             self._tail.close()
+
+    def _look_up(self) -> None:
+        """librdkafka looks names up without a time limit, and cannot be closed meanwhile, so it begins when some broker
+        of the settings has an address. Raises KafkaDown.
+        """
+        until_s = time.monotonic() + self._timeout_s
+        found = [look_up(*one) for one in self._brokers]
+        for one in found:
+            one.wait(until_s)
+            if one.found:
+                return
+        raise KafkaDown(found[0].problem, "unreachable")
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         self._cluster = connection.cluster_id()

@@ -222,8 +222,6 @@ class PostgresQueues(TimedQueue):
         common: dict[str, object] = {"peer": peer}
         if self._readers is not None:
             common["server_role"] = self._readers.role
-        if self._server.cluster:
-            common["cluster"] = self._server.cluster
         return [{**common, **row} for row in rows]
 
     def timers(self) -> ServerTimers | None:
@@ -236,12 +234,15 @@ class PostgresQueues(TimedQueue):
 
     def _peer(self) -> bytes | None:
         url = self._server.url
-        return None if url.host.startswith("/") else self._addresses.peer(url.host, url.port)
+        if url.host.startswith("/"):
+            return None
+        return self._addresses.peer(url.host, url.port, self._timeout_s if self._connection is None else None)
 
     def _poll(self, peer: bytes | None, now_ns: int, deadline_s: float) -> list[Row]:
         if self._connection is None:
-            if peer is None and not self._server.url.host.startswith("/"):
-                raise PostgresDown("its name has no address", "unreachable")
+            url = self._server.url
+            if peer is None and not url.host.startswith("/"):
+                raise PostgresDown(self._addresses.problem(url.host, url.port), "unreachable")
             self._connection = PostgresConnection(self._server.libpq(peer), deadline_s, self._timeout_s)
             deadline_s = time.monotonic() + max(_POLL_S, self._timeout_s)
         ask = self._connection.ask

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import peer_bytes, with_port
@@ -89,6 +89,18 @@ class EndpointUrl:
         )
 
 
+class _Totals(NamedTuple):
+    """Of a queue at one poll. missing: by how much ``done`` fell since it was first read."""
+
+    added: int | None
+    done: int | None
+    missing: int = 0
+
+
+def _whole(given: object) -> int | None:
+    return given if isinstance(given, int) else None
+
+
 def _queues(given: Any, place: Place) -> tuple[MappedQueues, ...]:
     listed = [given] if isinstance(given, Mapping) else given
     if not isinstance(listed, (list, tuple)) or not 0 < len(listed) <= 64:
@@ -105,9 +117,6 @@ class MetricsEndpoint(HttpServer):
     url: EndpointUrl = setting("", private_text("http://host:8080/metrics", EndpointUrl.parse), "its address")
     password: Password = setting(Password(), password_keys("TICKSCOPE_QUEUES_FROM_"))
     system: str = setting(_SYSTEM, text("a name"), "name of the messaging system, for `queue_lag.system`")
-    cluster: str = setting(
-        "", text("a name"), "name of the cluster, which stays the same at another address; none: host:port"
-    )
     queues: tuple[MappedQueues, ...] = setting(
         (),
         ValueType(_queues, "a list of sections, see docs/queues-mapping.md"),
@@ -146,6 +155,7 @@ class EndpointQueues:
         self._client = HttpClient(url.host, url.port, self._endpoint.tls if url.tls else None)
         self._asking = Asking()
         self._rows: list[Row] = []
+        self._totals: dict[tuple[object, ...], _Totals] = {}
         self._not_before_ns, self._refusal = 0, HttpDown("")
 
     def poll(self) -> list[Row]:
@@ -170,8 +180,6 @@ class EndpointQueues:
         common: dict[str, object] = {}
         if self._client.peer is not None:
             common["peer"] = peer_bytes(*self._client.peer)
-        if self._endpoint.cluster:
-            common["cluster"] = self._endpoint.cluster
         return [{**common, **row, **(stale if "lag_messages" in row else {})} for row in self._rows]
 
     def close(self) -> None:
@@ -184,8 +192,23 @@ class EndpointQueues:
         )
         if self._client.announced or answer.endswith(b"# EOF"):
             answer += b"\n"  # many programs leave the last one out
-        self._rows = read(self._endpoint.mapped, answer, time.time()) or [{"status": "ok", "reason": "no queues"}]
+        rows = read(self._endpoint.mapped, answer, time.time()) or [{"status": "ok", "reason": "no queues"}]
+        before, self._totals = self._totals, {}
+        self._rows = [self._continued(row, before) for row in rows]
         self._asking.answered(now_ns, boot_ns() - begun_ns)
+
+    def _continued(self, row: Row, before: Mapping[tuple[object, ...], _Totals]) -> Row:
+        """A counter that begins anew, or one of several that are added up, is no step back of the queue's consumers."""
+        key = row.get("destination"), row.get("consumer_group")
+        added, done = _whole(row.get("added")), _whole(row.get("acked"))
+        was = before.get(key, _Totals(added, done))
+        missing = was.missing
+        if added is not None and was.added is not None and added < was.added:
+            missing = 0  # everything begins anew
+        elif done is not None and was.done is not None and done < was.done:
+            missing += was.done - done
+        self._totals[key] = _Totals(added, done, missing)
+        return row if done is None else {**row, "acked": done + missing}
 
     def _down(self, reason: str, failure: str = "other") -> None:
         """One row for each known queue, so that its series continues; else one for the endpoint."""

@@ -116,7 +116,7 @@ class RedisStreams(RedisServer):
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5, shard: bool = False) -> None:
-        super().__init__(f"redis {url.server}", url, timeout_s)
+        super().__init__(f"redis {url.database}", url, timeout_s)
         self._shard = shard
         self._rights, self._user = Rights(), url.user or "default"
         self.moved = False  # a stream is of another server of the cluster

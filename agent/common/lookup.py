@@ -1,0 +1,95 @@
+"""Connections to hosts that are known by name. ``getaddrinfo`` has no time limit: with a name server that does not
+answer it waits for half a minute. So it runs on a thread of its own, one for each name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Any
+
+AddrInfo = tuple[Any, Any, int, str, Any]  #: an element of what getaddrinfo returns
+
+_pending: dict[tuple[str, int], LookUp] = {}
+_lock = threading.Lock()
+#: Of getaddrinfo's errors, those of names that do not exist.
+_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+class NoAddress(OSError):
+    """A name was not resolved. The text says what to do."""
+
+
+class LookUp(threading.Thread):
+    """found: addresses of the host, as getaddrinfo returns them. problem: why there is none; with the next step."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(name=f"looks up {host}", daemon=True)
+        self._where = host, port
+        self.found: list[AddrInfo] = []
+        self.problem = "the DNS server does not answer: see /etc/resolv.conf, resolvectl status"
+
+    def run(self) -> None:
+        try:
+            self.found = socket.getaddrinfo(*self._where, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            words = getattr(error, "strerror", None) or "no valid name"
+            known = getattr(error, "errno", None) not in _UNKNOWN
+            what = "DNS failed" if known else "DNS has no such host"
+            see = "see /etc/resolv.conf, resolvectl status" if known else "correct the setting or the zone"
+            self.problem = f"{what} ({words}): {see}"
+        finally:
+            with _lock:
+                _pending.pop(self._where, None)
+
+    def wait(self, until_s: float) -> None:
+        """Until it has ended, or until this time (time.monotonic)."""
+        if self.ident is not None:
+            self.join(max(0.0, until_s - time.monotonic()))
+
+
+def look_up(host: str, port: int) -> LookUp:
+    """The look-up of this name that is under way, else a new one. An address needs no thread."""
+    new = LookUp(host, port)
+    with contextlib.suppress(OSError, UnicodeError):
+        new.found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return new
+    with _lock:
+        if (one := _pending.get((host, port))) is not None:
+            return one
+        try:
+            new.start()
+        except RuntimeError as error:
+            new.problem = f"its name was not looked up: {error}"
+        else:
+            _pending[host, port] = new
+    return new
+
+
+def connect(host: str, port: int, until_s: float) -> socket.socket:
+    """A TCP connection. until_s: time.monotonic; several addresses share the time. Raises NoAddress, TimeoutError and
+    other OSErrors.
+    """
+    one = look_up(host, port)
+    one.wait(until_s)
+    problem: OSError = NoAddress(one.problem)
+    addresses = one.found
+    for at, (family, kind, protocol, _, where) in enumerate(addresses):
+        left_s = (until_s - time.monotonic()) / (len(addresses) - at)
+        if left_s <= 0:
+            raise TimeoutError
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(left_s)
+            sock.connect(where)
+        except OSError as error:
+            sock.close()
+            problem = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise problem
