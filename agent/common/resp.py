@@ -146,7 +146,9 @@ class RedisUrl:
         except ValueError as error:
             raise AgentError(
                 "a Redis URL of the configuration cannot be read",
-                why=(str(error) if isinstance(error, _BadReply) else "its host, port or database number is not valid"),
+                why=(
+                    str(error) if isinstance(error, _BadReply) else "its host, port or database number cannot be read"
+                ),
                 remedy=(
                     "write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F"
                     " %40 %3A"
