@@ -68,20 +68,20 @@ def root() -> Check:
             f"root without {', '.join(missing)}",
             "run outside of the container, or give it --privileged",
         )
-    return Check("root", "ok", "uid 0 with the capabilities to load and attach")
+    return Check("root", "ok", "uid 0, with the capabilities to load and attach BPF programs")
 
 
 def kernel() -> Check:
     release = os.uname().release
     version = tuple(int(n) for n in re.findall(r"\d+", release)[:2])
     if version < (5, 8):
-        return Check("kernel", "fail", release, "BPF ring buffers need Linux 5.8 or newer")
+        return Check("kernel", "fail", release, "boot Linux 5.8 or newer: BPF ring buffers need it")
     if version < (5, 19):
         return Check(
             "kernel",
             "warn",
-            f"{release}: reading maps without privilege needs 5.19: the agent keeps CAP_BPF",
-            "upgrade the kernel",
+            f"{release}: the agent keeps CAP_BPF, because reading maps without it needs Linux 5.19",
+            "boot Linux 5.19 or newer",
         )
     return Check("kernel", "ok", release)
 
@@ -113,7 +113,7 @@ def bcc() -> Check:
         return Check(
             "bcc",
             "fail",
-            "the system's `bcc` is PyPI's unrelated package",
+            "the system's `bcc` is the unrelated package from PyPI",
             f"{SYSTEM_PYTHON} -m pip uninstall bcc; apt install python3-bpfcc",
         )
     return Check("bcc", "ok", f"BCC {version}")
@@ -137,7 +137,7 @@ def lockdown() -> Check:
             "lockdown",
             "fail",
             "kernel lockdown: confidentiality",
-            "boot with lockdown=integrity or none: BPF may not read kernel memory",
+            "boot with lockdown=integrity or without lockdown, so that BPF programs may read kernel memory",
         )
     return Check("lockdown", "ok", mode.group(1) if mode else "not in force")
 
@@ -149,9 +149,12 @@ def paranoid() -> Check:
 
 def uprobes() -> Check:
     if os.path.exists("/sys/bus/event_source/devices/uprobe/type"):
-        return Check("uprobes", "ok", "TLS and Go limiters can be seen")
+        return Check("uprobes", "ok", "TLS handshakes and Go limiters can be observed")
     return Check(
-        "uprobes", "warn", "no uprobe PMU", "kernel with CONFIG_UPROBE_EVENTS=y; TLS and Go limiters stay unseen"
+        "uprobes",
+        "warn",
+        "no uprobe PMU",
+        "boot a kernel with CONFIG_UPROBE_EVENTS=y, to observe TLS handshakes and Go limiters",
     )
 
 
@@ -159,7 +162,7 @@ def cgroup() -> Check:
     with open("/proc/mounts", errors="backslashreplace") as mounts:
         v2 = [line.split()[1] for line in mounts if " cgroup2 " in line]
     if not v2:
-        return Check("cgroup", "warn", "no cgroup v2 tree", "mount cgroup2; cgroup_id stays unknown")
+        return Check("cgroup", "warn", "no cgroup v2 tree", "mount cgroup2, so that cgroup_id is known")
     return Check("cgroup", "ok", v2[0])
 
 
@@ -207,16 +210,16 @@ def clock() -> Check:
     daemons = " and ".join(f"{name} (pid {pid})" for name, pid in running().items())
     if not (state == 5 or status & 0x40):
         return Check(
-            "clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}"
+            "clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'an unknown time daemon'}"
         )
     if keepers := synchronised_daemons():
         who = " and ".join(keepers)
-        found = f"synchronised, says {who}, which has not told the kernel"
-        return Check("clock", "ok", found, "let it: `rtcsync` in chrony.conf" if "chrony" in keepers else "")
+        found = f"synchronised by {who}, but not in the kernel's status"
+        return Check("clock", "ok", found, "set `rtcsync` in chrony.conf" if "chrony" in keepers else "")
     who = f"though {daemons} runs" if daemons else "and no time daemon runs"
     found = f"not synchronised (maxerror {error_us / 1e6:.3g} s), {who}"
     remedy = (
-        "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status"
+        "see why: chronyc sources, ntpq -p, timedatectl timesync-status"
         if daemons
         else "start chrony or systemd-timesyncd"
     )
@@ -230,8 +233,8 @@ def time_namespace() -> Check:
         return Check(
             "time-namespace",
             "fail",
-            f"this is a time namespace: {timens.words(mine)}",
-            "run tickscope in the host's: nsenter --time=/proc/1/ns/time",
+            f"doctor runs in a time namespace: {timens.words(mine)}",
+            "run tickscope in the host's time namespace: nsenter --time=/proc/1/ns/time",
         )
     return Check("time-namespace", "ok", "the host's clocks")
 
@@ -247,7 +250,7 @@ def store(path: str) -> Check:
             "store",
             "warn",
             f"{free / 2**20:.0f} MiB free below {existing}",
-            "free space, or lower max_bytes in the configuration",
+            "free space, or lower max_bytes in the settings",
         )
     return Check("store", "ok", f"{path}, {free / 2**30:.1f} GiB free")
 
@@ -259,7 +262,7 @@ def install() -> Check:
         return Check(
             "install",
             "fail",
-            f"{closed} is closed to other users",
+            f"{closed} is not readable by other users",
             "install with ./run.sh (into /opt), or chmod o+x it",
         )
     return Check("install", "ok", str(Path(__file__).parents[1]))
@@ -316,7 +319,7 @@ def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
             privilege.drop(*_others())
             os.write(theirs, json.dumps(_ask_brokers(servers)).encode())
         except Exception as error:  # noqa: BLE001 - it is what was found
-            broken = [Check("brokers", "fail", f"{type(error).__name__}: {error}", "report this")]
+            broken = [Check("brokers", "fail", f"{type(error).__name__}: {error}", "report this as a bug")]
             os.write(theirs, json.dumps(broken).encode())
         finally:
             os._exit(0)
@@ -327,7 +330,7 @@ def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
     return (
         [Check(*one) for one in json.loads(answer_text)]
         if answer_text
-        else [Check("brokers", "fail", "the process that asks them ended early", "report this")]
+        else [Check("brokers", "fail", "the process that queries the brokers ended early", "report this as a bug")]
     )
 
 
@@ -337,7 +340,7 @@ def _ask_brokers(servers: Mapping[str, Sequence[str]]) -> list[Check]:
         try:
             out += [_ask_broker(name, queue) for queue in broker(name).sources(some)]
         except Exception as error:  # noqa: BLE001 - a client that cannot be used is what was found
-            out.append(Check(name, "fail", f"{type(error).__name__}: {error}", "report this"))
+            out.append(Check(name, "fail", f"{type(error).__name__}: {error}", "report this as a bug"))
     return out
 
 
@@ -345,18 +348,22 @@ def _ask_broker(name: str, queue: Queue) -> Check:
     try:
         rows = queue.poll()
     except Exception as error:  # noqa: BLE001 - whatever a client raises, it is what was found
-        return Check(name, "fail", f"{queue.name}: {type(error).__name__}: {error}", "report this")
+        return Check(name, "fail", f"{queue.name}: {type(error).__name__}: {error}", "report this as a bug")
     finally:
         queue.close()
     down = next((row for row in rows if row.get("status") == "down"), None)
     if down is not None:
-        return Check(name, "warn", str(down.get("reason")), f"see whether it runs, and the setting {name}")
+        return Check(
+            name, "warn", str(down.get("reason")), f"check whether it runs, and whether the setting {name} is right"
+        )
     refused = [row for row in rows if row.get("failure") == "permission"]
     if refused:
         server = next((row for row in refused if not row.get("destination")), refused[0])
         found = f"{queue.name}: {str(server.get('reason')).removeprefix(f'{queue.name}: ')}"
-        return Check(name, "warn", found, "give its user these rights; without them, some columns are null")
-    return Check(name, "ok", f"{queue.name}: answers, rows of queue_lag: {len(rows)}")
+        return Check(
+            name, "warn", found, "give the user of the setting these rights; without them, some columns are null"
+        )
+    return Check(name, "ok", f"{queue.name} answers (rows of queue_lag: {len(rows)})")
 
 
 def examine(store_dir: str) -> list[Check]:
@@ -382,5 +389,5 @@ def examine(store_dir: str) -> list[Check]:
         try:
             out.append(check())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            out.append(Check(getattr(check, "__name__", "check"), "fail", str(error), "report this"))
+            out.append(Check(getattr(check, "__name__", "check"), "fail", str(error), "report this as a bug"))
     return out + brokers() + unwatched_brokers()

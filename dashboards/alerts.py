@@ -18,7 +18,7 @@ _NAME = {m.name: m.prometheus for m in METRICS}
 
 
 class Rule(NamedTuple):
-    """summary, todo: for who is woken. lasts: how long it holds before it fires; "" at once."""
+    """summary, todo: the text of the alert. lasts: how long it holds before it fires; "" at once."""
 
     alert: str
     expression: str
@@ -38,7 +38,7 @@ RULES = (
         "TickscopeFinding",
         _more("tickscope.findings", "instance, tickscope_symptom", '{tickscope_severity="alarm"}'),
         "warning",
-        "tickscope made a finding on {{ $labels.instance }}: {{ $labels.tickscope_symptom }}",
+        "{{ $labels.tickscope_symptom }} on {{ $labels.instance }} (finding of tickscope)",
         "tickscope findings; tickscope explain last",
     ),
     Rule(
@@ -46,13 +46,13 @@ RULES = (
         _more("ntp.jump.count", "instance, direction"),
         "warning",
         "the wall clock of {{ $labels.instance }} jumped {{ $labels.direction }}",
-        "tickscope clock history: who did it; tickscope limiters: what it did to limiters",
+        "tickscope explain last; by whom: tickscope clock history; effect: tickscope limiters replay --jump last",
     ),
     Rule(
         "TickscopeClockNotSynchronised",
         f"{_NAME['ntp.sync_status']} == 0",
         "warning",
-        "no time daemon disciplines the clock of {{ $labels.instance }}",
+        "no time daemon synchronises the clock of {{ $labels.instance }}",
         "tickscope clock",
         "10m",
     ),
@@ -68,16 +68,16 @@ RULES = (
         "TickscopeNotReanchored",
         f"{_NAME['tickscope.clock.pending_reanchorings']} > 0",
         "warning",
-        "{{ $value }} notices of clock jumps on {{ $labels.instance }} are not acknowledged: limiters have not"
-        " re-anchored",
-        "tickscope clock: which",
+        "{{ $value }} notices of clock jumps on {{ $labels.instance }} are not acknowledged: limiters may still count"
+        " by the old time",
+        "see which programs: tickscope clock",
         "1m",
     ),
     Rule(
         "TickscopeAcceptOverflow",
         _more("tickscope.socket.accept.overflows", "instance"),
         "warning",
-        "connections found a full accept queue on {{ $labels.instance }}",
+        "connections met a full accept queue on {{ $labels.instance }}",
         'tickscope query socket_queue --where "kind = \'accept\' AND queue >= \\"limit\\""',
     ),
     Rule(
@@ -92,8 +92,8 @@ RULES = (
         "TickscopeLosesRecords",
         _more("tickscope.losses.reports", "instance, tickscope_stage"),
         "warning",
-        "tickscope on {{ $labels.instance }} lost records ({{ $labels.tickscope_stage }}): its findings may lack"
-        " something",
+        "tickscope on {{ $labels.instance }} lost records ({{ $labels.tickscope_stage }}): findings may be missing or"
+        " incomplete",
         "tickscope status; tickscope query loss",
     ),
     Rule(
@@ -101,23 +101,23 @@ RULES = (
         "max by (instance, tickscope_probe)"
         f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1',
         "warning",
-        "the probe {{ $labels.tickscope_probe }} does not see everything on {{ $labels.instance }}",
-        "tickscope probes: the reason and what to do",
+        "the probe {{ $labels.tickscope_probe }} misses events on {{ $labels.instance }}",
+        "see the reason and the remedy: tickscope probes",
         "1m",
     ),
     Rule(
         "TickscopeStoreDegraded",
         f'{_NAME["tickscope.store.state"]}{{tickscope_state="degraded"}} == 1',
         "warning",
-        "tickscope's store on {{ $labels.instance }} cannot be written",
-        "tickscope status: the reason and what to do",
+        "tickscope on {{ $labels.instance }} cannot write its store: rows may be lost",
+        "see the reason and the remedy: tickscope status",
         "1m",
     ),
     Rule(
         "TickscopeMetricsOverflow",
         _more("tickscope.metrics.overflowed", "instance", within="15m"),
         "info",
-        "label sets found no room on the metrics page of {{ $labels.instance }}: they are summed under"
+        "the metrics page of {{ $labels.instance }} has too many label sets: some are summed under"
         " otel_metric_overflow",
         "in tickscope.yaml, metrics: {samples: N} or {detail: full}",
         "15m",

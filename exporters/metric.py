@@ -35,7 +35,8 @@ class Metric:
     host opened the connection: a server's peers are unbounded. drift: a gauge that is the slope of ``value`` over
     ``t_ns``, in parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
     for the first observed one, if not all label sets are known from the start. magnitude: a histogram of absolute
-    values. labels: attributes that every series of this table has.
+    values. labels: attributes that every series of this table has. observed: names of the attributes of a metric
+    without a table.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Metric:
     drift: bool = False
     magnitude: bool = False
     labels: tuple[tuple[str, str], ...] = ()
+    observed: tuple[str, ...] = ()
     values: Callable[[np.ndarray], np.ndarray] | None = None
     beside: tuple[str, tuple[str, ...]] | None = None
 

@@ -47,9 +47,19 @@ _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
 _JUMPED = ("direction", ("forward", "backward"))
 _COUNTED = ("quality", ("exact", "bounded"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
-_NTP_OFFSET = (
-    "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say."
-)
+_LIMITER_GAUGE = ("rate_limiting.limiter.id", "process.command", "tickscope.library")
+#: Attributes of the agent's own metrics.
+_OBSERVED = {
+    "build.info": ("version", "python", "kernel"),
+    "probe.state": ("tickscope.probe", "tickscope.state"),
+    "process.cpu": ("tickscope.role",),
+    "process.memory": ("tickscope.role",),
+    "store.state": ("tickscope.state",),
+    "otlp.sent": ("tickscope.signal",),
+    "page.requests": ("http.response.status_code",),
+    "page.dropped": ("tickscope.reason",),
+}
+_NTP_OFFSET = "How far the wall clock is behind, as the kernel (the rest of a slew) or a time daemon reports it."
 
 
 def _counted(
@@ -83,7 +93,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.tcp.connect.duration",
         "s",
         "histogram",
-        "From SYN_SENT to the end of the connect.",
+        "Duration of TCP connects, from SYN_SENT to success or failure.",
         "tcp_connect",
         ("comm", "result"),
         "duration_ns",
@@ -94,7 +104,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.tcp.retransmits",
         "{segment}",
-        "TCP segments sent again.",
+        "TCP segments retransmitted.",
         "tcp_retransmit",
         "process",
         ("kind",),
@@ -114,8 +124,8 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.service.duration",
         "s",
         "histogram",
-        "From the arrival of what a process reads on an accepted connection to what it writes next; in ticks, 0 where"
-        " that was quicker.",
+        "Time from the arrival of a request on an accepted connection to the first write after it; resolution: one"
+        " kernel tick.",
         "service_latency",
         ("comm",),
         "hist",
@@ -136,7 +146,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.tls.handshake.duration",
         "s",
         "histogram",
-        "Wall time of TLS handshakes.",
+        "Duration of TLS handshakes.",
         "tls_handshake",
         ("comm", "role", "library", "tls_version", "result"),
         "duration_ns",
@@ -147,7 +157,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.dns.lookup.duration",
         "s",
         "histogram",
-        "Time until a name was known, or given up: from 0.2 ms on, and all that failed.",
+        "Duration of DNS lookups: those of 0.2 ms or longer, and all that failed.",
         "dns_lookup",
         ("result",),
         "duration_ns",
@@ -159,7 +169,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.syscall.duration",
         "s",
         "histogram",
-        "System call time as seen: all calls, those in sampling windows (not scaled), or only the time blocked.",
+        "Duration of observed system calls: all calls, calls in sampling windows (not scaled), or only time blocked.",
         "syscall_latency",
         _CALL,
         "hist",
@@ -171,7 +181,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.syscall.errors",
         "{call}",
-        "System calls that returned an error, as seen.",
+        "Observed system calls that returned an error (not scaled).",
         "syscall_latency",
         "call",
         ("basis",),
@@ -182,7 +192,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.syscall.run_queue",
         "s",
-        "Time runnable but not running inside blocked calls.",
+        "Time that blocked calls were ready to run but waited for a CPU.",
         "syscall_latency",
         "call",
         ("kind",),
@@ -214,14 +224,20 @@ METRICS: tuple[Metric, ...] = (
         Metric(f"tickscope.clock.{name}", unit, "gauge", text, "clock_offset", (), column, raw, drift=name == "drift")
         for name, unit, text, column, raw in (
             ("offset", "s", "CLOCK_REALTIME minus CLOCK_MONOTONIC.", "real_mono_ns", "ns"),
-            ("offset.error", "s", "Error bound of the clock offsets.", "err_ns", "ns"),
-            ("drift", "1", "Rate of CLOCK_MONOTONIC against CLOCK_MONOTONIC_RAW, less 1.", "mono_raw_ns", "ppb"),
-            ("frequency", "1", "The kernel's frequency correction (adjtimex).", "freq_ppb", "ppb"),
-            ("max_error", "s", "The kernel's own error bound (adjtimex maxerror).", "maxerror_us", "us"),
-            ("tai_offset", "s", "TAI minus UTC as the kernel knows it.", "tai_s", ""),
-            ("est_error", "s", "The kernel's estimated error (adjtimex esterror).", "esterror_us", "us"),
-            ("tick", "s", "The kernel's tick (adjtimex), 0.01 where nobody slews by it.", "tick_us", "us"),
-            ("status", "{bit}", "The kernel's status bits (adjtimex).", "status", ""),
+            ("offset.error", "s", "Error bound of the clock offset.", "err_ns", "ns"),
+            ("drift", "1", "Rate of CLOCK_MONOTONIC relative to CLOCK_MONOTONIC_RAW, minus 1.", "mono_raw_ns", "ppb"),
+            ("frequency", "1", "The kernel's frequency correction (adjtimex freq); 1e-6 is 1 ppm.", "freq_ppb", "ppb"),
+            ("max_error", "s", "The kernel's error bound of the wall clock (adjtimex maxerror).", "maxerror_us", "us"),
+            ("tai_offset", "s", "TAI minus UTC in the kernel; 0 if no daemon set it.", "tai_s", ""),
+            (
+                "est_error",
+                "s",
+                "The kernel's estimated error of the wall clock (adjtimex esterror).",
+                "esterror_us",
+                "us",
+            ),
+            ("tick", "s", "The kernel's tick (adjtimex tick); another value than 0.01 is a slew.", "tick_us", "us"),
+            ("status", "{bit}", "The kernel's status bits (adjtimex status).", "status", ""),
         )
     ),
     Metric(
@@ -250,7 +266,7 @@ METRICS: tuple[Metric, ...] = (
         "ntp.source.offset",
         "s",
         "gauge",
-        "What the wall clock is behind a time source, as a daemon or our own query measured it.",
+        "How far the wall clock is behind a time source, as measured by a daemon or by tickscope.",
         "clock_daemon",
         ("daemon", "source"),
         "offset_ns",
@@ -262,19 +278,37 @@ METRICS: tuple[Metric, ...] = (
             f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",))
         )
         for name, unit, text, column, raw in (
-            ("root_distance", "s", "Bound of ntp.offset, as the daemon has it: root distance.", "distance_ns", "ns"),
-            ("root_delay", "s", "Round trip to the reference clock.", "root_delay_ns", "ns"),
-            ("root_dispersion", "s", "Error added on the way from the reference clock.", "root_dispersion_ns", "ns"),
+            (
+                "root_distance",
+                "s",
+                "Error bound of the offset that the daemon reports (root distance).",
+                "distance_ns",
+                "ns",
+            ),
+            ("root_delay", "s", "Round-trip time to the reference clock.", "root_delay_ns", "ns"),
+            (
+                "root_dispersion",
+                "s",
+                "Error that accumulates between the reference clock and this host.",
+                "root_dispersion_ns",
+                "ns",
+            ),
             ("stratum", "{hop}", "Hops to the reference clock.", "stratum", ""),
-            ("frequency", "1", "Correction that the oscillator is believed to need.", "freq_ppb", "ppb"),
-            ("skew", "1", "Error bound of ntp.frequency.", "skew_ppb", "ppb"),
+            (
+                "frequency",
+                "1",
+                "Frequency correction that the oscillator needs, by the daemon's estimate; 1e-6 is 1 ppm.",
+                "freq_ppb",
+                "ppb",
+            ),
+            ("skew", "1", "Error bound of the daemon's frequency correction.", "skew_ppb", "ppb"),
         )
     ),
     Metric(
         "ntp.source.reach",
         "{bit}",
         "gauge",
-        "The last eight polls of a time source, a bit each.",
+        "Result of the last eight polls of a time source, one bit each: 255 if all were answered.",
         "clock_daemon",
         ("daemon", "source"),
         "reach",
@@ -284,7 +318,7 @@ METRICS: tuple[Metric, ...] = (
         "ntp.leap_indicator",
         "{indicator}",
         "gauge",
-        "0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised.",
+        "Leap indicator of NTP: 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised.",
         "clock_offset",
         (),
         "leap_indicator",
@@ -293,7 +327,7 @@ METRICS: tuple[Metric, ...] = (
         "ntp.sync_status",
         "{status}",
         "gauge",
-        "1 where the kernel or a time daemon of this host says that the clock is synchronised, else 0.",
+        "1: the kernel or a time daemon of this host reports the clock as synchronised; 0: neither does.",
         "clock_offset",
         (),
         "synchronised",
@@ -311,7 +345,7 @@ METRICS: tuple[Metric, ...] = (
         "ntp.jump.size",
         "s",
         "histogram",
-        "Sizes of the wall clock's jumps.",
+        "Size of wall clock jumps, without sign.",
         "clock_change",
         ("direction",),
         "size_ns",
@@ -331,17 +365,27 @@ METRICS: tuple[Metric, ...] = (
             absolute=True,
         )
         for name, unit, text, column in (
-            ("", "{notice}", "Jump notices sent, one a subscriber.", "sent"),
-            (".acknowledged", "{notice}", "Jump notices acknowledged: the limiter has re-anchored.", "acknowledged"),
-            (".dropped", "{item}", "Subscribers dropped, or notices that a slow hook left out.", "dropped"),
-            (".failed", "{notice}", "Deliveries of a hook that failed.", "failed"),
+            ("", "{notice}", "Notices of clock jumps sent, counted once per subscriber.", "sent"),
+            (
+                ".acknowledged",
+                "{notice}",
+                "Notices that a program acknowledged: its limiters have adapted to the jump.",
+                "acknowledged",
+            ),
+            (
+                ".dropped",
+                "{item}",
+                "Subscribers that were disconnected, or notices that a slow hook command missed.",
+                "dropped",
+            ),
+            (".failed", "{notice}", "Runs of the hook command that failed.", "failed"),
         )
     ),
     Metric(
         "tickscope.clock.pending_reanchorings",
         "{notice}",
         "gauge",
-        "Jump notices sent and not yet acknowledged by programs now connected.",
+        "Notices that connected programs have not acknowledged yet.",
         "notice_status",
         (),
         "pending",
@@ -358,7 +402,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.limiter.decisions",
         "{decision}",
-        "Decisions of rate limiters, as seen.",
+        "Observed decisions of rate limiters (not scaled).",
         "limiter_decision",
         "limiter",
         ("result",),
@@ -391,8 +435,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.limiter.over_admitted",
         "{request}",
-        "Requests that limiters admitted because the wall clock had jumped: on true time they would have refused them."
-        " At least, of limiters that a finding counts.",
+        "Requests that limiters admitted only because the wall clock jumped; a lower bound, from findings.",
         "limiter_jump",
         "limiter",
         ("direction",),
@@ -403,8 +446,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.limiter.wrongly_refused",
         "{request}",
-        "Requests that limiters refused because the wall clock had jumped: on true time they would have admitted them."
-        " At least, of limiters that a finding counts.",
+        "Requests that limiters refused only because the wall clock jumped; a lower bound, from findings.",
         "limiter_jump",
         "limiter",
         ("direction",),
@@ -416,9 +458,17 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.lag", "{message}", "gauge", "Messages not yet delivered.", "queue_lag", _QUEUE, "lag_messages"
     ),
     Metric(
-        "tickscope.queue.lag.size", "By", "gauge", "Bytes of a log not yet delivered.", "queue_lag", _QUEUE, "lag_bytes"
+        "tickscope.queue.lag.size",
+        "By",
+        "gauge",
+        "Bytes of a write-ahead log not yet delivered.",
+        "queue_lag",
+        _QUEUE,
+        "lag_bytes",
     ),
-    Metric("tickscope.queue.lag.age", "s", "gauge", "Age of the lag in time.", "queue_lag", _QUEUE, "lag_s"),
+    Metric(
+        "tickscope.queue.lag.age", "s", "gauge", "Time that the consumers are behind.", "queue_lag", _QUEUE, "lag_s"
+    ),
     Metric(
         "tickscope.queue.oldest_undelivered",
         "s",
@@ -450,7 +500,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.delayed",
         "{message}",
         "gauge",
-        "Messages that a consumer holds until a set time.",
+        "Messages that wait for a set time.",
         "queue_lag",
         _QUEUE,
         "delayed",
@@ -471,7 +521,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.consumer.capacity",
         "1",
         "gauge",
-        "Fraction of time in which the queue could deliver to its consumers at once.",
+        "Fraction of time in which the consumers could take a message at once.",
         "queue_lag",
         _QUEUE,
         "consumer_capacity",
@@ -480,17 +530,19 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.removed",
         "{message}",
         "gauge",
-        "Messages that were removed before they were read, since the agent began to watch.",
+        "Messages removed before they were read, since the agent began to watch the queue.",
         "queue_lag",
         _QUEUE,
         "removed",
     ),
-    Metric("tickscope.queue.arrival.rate", "{message}/s", "gauge", "Arrivals.", "queue_lag", _QUEUE, "in_per_s"),
+    Metric(
+        "tickscope.queue.arrival.rate", "{message}/s", "gauge", "Messages that arrive.", "queue_lag", _QUEUE, "in_per_s"
+    ),
     Metric(
         "tickscope.queue.acknowledged.rate",
         "{message}/s",
         "gauge",
-        "Acknowledgements.",
+        "Messages that are acknowledged.",
         "queue_lag",
         _QUEUE,
         "out_per_s",
@@ -508,7 +560,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.stuck",
         "{queue}",
         "gauge",
-        "1: messages wait, and nothing reads them (status stalled or stopped).",
+        "1: messages wait and none is consumed (status stalled or stopped); 0: no.",
         "queue_lag",
         _QUEUE,
         values=stuck,
@@ -527,7 +579,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.retention_left",
         "s",
         "gauge",
-        "Time until the oldest unread message is deleted for its age.",
+        "Time until the oldest unread message may be deleted for its age.",
         "queue_lag",
         _QUEUE,
         "retention_left_s",
@@ -536,7 +588,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.drains_in",
         "s",
         "gauge",
-        "Time until a draining queue is empty at the present rate.",
+        "Time until a draining queue is empty, at the present rate.",
         "queue_lag",
         _QUEUE,
         "drains_in_s",
@@ -553,7 +605,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.checked",
         "{message}",
-        "Messages that consumers reported, or that were read from a queue.",
+        "Messages checked for duplicates and order, as reported by consumers or read from a queue.",
         "message_order",
         "queue",
         ("source",),
@@ -563,7 +615,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.duplicates",
         "{message}",
-        "Checked messages that came before.",
+        "Checked messages that were duplicates.",
         "message_order",
         "queue",
         ("source",),
@@ -573,7 +625,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.out_of_order",
         "{message}",
-        "Checked messages that came after later ones.",
+        "Checked messages that were out of order.",
         "message_order",
         "queue",
         ("source",),
@@ -594,7 +646,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.socket.queue.limit",
         "{item}",
         "gauge",
-        "Limit of that queue.",
+        "Maximum length of the queue.",
         "socket_queue",
         _SOCKETS,
         "limit",
@@ -617,7 +669,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.socket.accept.overflows",
         "{connection}",
         "counter",
-        "Connections that found the accept queue full, of all listeners.",
+        "Connections that met a full accept queue, all listeners together.",
         "socket_queue",
         (),
         "overflows",
@@ -628,7 +680,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.findings",
         "{finding}",
         "counter",
-        "Findings, once in each severity that they had.",
+        "Findings by symptom and severity. A finding counts once for each severity that it had.",
         "finding",
         ("symptom", "severity"),
         distinct="finding_id",
@@ -637,7 +689,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.findings.by_cause",
         "{finding}",
         "counter",
-        "Findings, once under each cause that they were given.",
+        "Findings by cause. A finding counts once for each cause that it had.",
         "finding",
         ("cause",),
         distinct="finding_id",
@@ -649,7 +701,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.losses.reports",
         "{report}",
         "counter",
-        "Losses noticed, those too of which nobody knows how many records they were.",
+        "Losses of records, including those of an unknown number of records.",
         "loss",
         ("stage",),
     ),
@@ -657,7 +709,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.probe.hits",
         "{hit}",
         "counter",
-        "Times a probe ran.",
+        "Runs of a probe's programs; counted while kernel.bpf_stats_enabled is 1.",
         "probe_status",
         ("probe",),
         "hits",
@@ -667,7 +719,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.probe.run_time",
         "s",
         "counter",
-        "Time a probe ran.",
+        "Run time of a probe's programs; measured while kernel.bpf_stats_enabled is 1.",
         "probe_status",
         ("probe",),
         "run_ns",
@@ -679,59 +731,61 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.limiter.rate",
         "{decision}/s",
         "gauge",
-        "Decisions a second of a limiter, as seen, in the last ten seconds.",
+        "Observed decisions per second of a limiter, over the last 10 s.",
         "",
+        observed=_LIMITER_GAUGE,
     ),
     Metric(
         "tickscope.limiter.refused_share",
         "1",
         "gauge",
-        "Share of a limiter's decisions that were refused, or failed; not there while it does not decide.",
+        "Share of a limiter's decisions that were refused or failed, over the last 10 s; absent without decisions.",
         "",
+        observed=_LIMITER_GAUGE,
     ),
     Metric(
         "tickscope.limiter.limit",
         "{unit}/s",
         "gauge",
-        "Limit of all of a limiter's members and keys that decided together, units a second.",
+        "Sum of the limits of a limiter's members and keys that made decisions in the last 10 s, units per second.",
         "",
+        observed=_LIMITER_GAUGE,
     ),
     Metric(
         "tickscope.limiter.use",
         "1",
         "gauge",
-        "What a limiter let through, of its limit; above 1 while a burst is spent.",
+        "Admitted units of a limiter as a share of its limit, over the last 10 s; above 1 while it spends a burst.",
         "",
+        observed=_LIMITER_GAUGE,
     ),
     Metric(
         "tickscope.limiter.watch_cost",
         "1",
         "gauge",
-        "What probes at a limiter take of one CPU; not there for those that tell themselves, or are seen on the wire.",
+        "CPU time of a limiter's probes, as a share of one CPU; absent for limiters without probes.",
         "",
+        observed=_LIMITER_GAUGE,
     ),
     # The agent's own state (exporters/observed.py).
     *(
-        Metric(f"tickscope.{name}", unit, instrument, text, "")
+        Metric(f"tickscope.{name}", unit, instrument, text, "", observed=_OBSERVED.get(name, ()))
         for name, unit, instrument, text in (
-            ("build.info", "{info}", "gauge", "Always 1; version, Python and kernel are labels."),
-            ("probe.state", "{state}", "gauge", "1 for the state that a probe is in, 0 for the others."),
-            ("process.cpu", "s", "counter", "Processor time of the agent's processes, by role."),
-            ("process.memory", "By", "gauge", "Resident memory of the agent's processes, by role."),
-            ("store.state", "{state}", "gauge", "1 for the state that the store is in, 0 for the other."),
-            ("store.size", "By", "gauge", "The store on disk."),
+            ("build.info", "{info}", "gauge", "Always 1; the labels have the versions."),
+            ("probe.state", "{state}", "gauge", "1 for the current state of a probe, 0 for the other states."),
+            ("process.cpu", "s", "counter", "CPU time of the agent's processes, by role."),
+            ("process.memory", "By", "gauge", "Resident memory (RSS) of the agent's processes, by role."),
+            ("store.state", "{state}", "gauge", "1 for the current state of the store, 0 for the other."),
+            ("store.size", "By", "gauge", "Size of the store on disk."),
             ("store.segments", "{segment}", "gauge", "Segments of the store."),
-            ("store.waiting", "{row}", "gauge", "Rows that wait in memory to be written."),
-            ("store.dropped", "{row}", "counter", "Rows that the store could not keep."),
-            ("otlp.sent", "{item}", "counter", "Spans, log records and points that the collector took."),
+            ("store.waiting", "{row}", "gauge", "Rows in memory that are not written yet."),
+            ("store.dropped", "{row}", "counter", "Rows that were lost because the store could not write them."),
+            ("otlp.sent", "{item}", "counter", "Spans, log records and data points that the collector accepted."),
             (
                 "otlp.unsampled",
                 "{row}",
                 "counter",
-                (
-                    "Rows that did not become spans: plain decisions not sampled, and what came faster than"
-                    " max_spans_per_s."
-                ),
+                "Rows not exported as spans: unsampled decisions, and rows beyond otlp.max_spans_per_s.",
             ),
             ("page.requests", "{request}", "counter", "Requests that the metrics page answered, by status."),
             (
@@ -740,12 +794,17 @@ METRICS: tuple[Metric, ...] = (
                 "counter",
                 "Connections to the metrics page that were closed without an answer, by reason.",
             ),
-            ("metrics.samples", "{sample}", "gauge", "Samples that the metrics of events are on the metrics page."),
+            (
+                "metrics.samples",
+                "{sample}",
+                "gauge",
+                "Samples of event metrics on the metrics page; at most metrics.samples.",
+            ),
             (
                 "metrics.overflowed",
                 "{series}",
                 "counter",
-                "Times that a label set found no room: its values are in the series otel_metric_overflow, or left out.",
+                "Label sets beyond a limit: summed in series otel_metric_overflow, or left out (gauges).",
             ),
         )
     ),

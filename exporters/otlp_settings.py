@@ -46,7 +46,7 @@ def _url(given: str) -> str:
     except ValueError:
         usable = False
     if endpoint and not usable:
-        raise ValueError("it is a URL, for example http://127.0.0.1:4318")
+        raise ValueError("must be a URL, such as http://127.0.0.1:4318")
     return endpoint
 
 
@@ -61,11 +61,11 @@ def _headers(given: object) -> tuple[tuple[str, str], ...]:
         found = tuple((k.strip().lower(), unquote(v.strip())) for k, _, v in pairs)
     for name, one in found:
         if not _NAME.fullmatch(name):
-            raise AgentError("otlp.headers has a name that is none", why="it is NAME=VALUE,NAME=VALUE", exit_code=USAGE)
+            raise AgentError("otlp.headers has an invalid name", why="must be NAME=VALUE,NAME=VALUE", exit_code=USAGE)
         if not _VALUE.fullmatch(one):
             raise AgentError(
-                f"otlp.headers has a value that no header can hold: {name}",
-                why="it is text in one line, without control characters: remove the line's end or the like from it",
+                f"otlp.headers has an invalid value: {name}",
+                why="must be one line of text without control characters, such as a line feed at its end",
                 exit_code=USAGE,
             )
     return found
@@ -73,7 +73,7 @@ def _headers(given: object) -> tuple[tuple[str, str], ...]:
 
 def _resource(given: object) -> dict[str, str]:
     if not isinstance(given, Mapping) or any(isinstance(one, (Mapping, list)) for one in given.values()):
-        raise ValueError("it is a mapping of names to texts, for example {service.name: edge}")
+        raise ValueError("must be a mapping of names to texts, such as {service.name: edge}")
     return {str(name): str(one) for name, one in given.items()}
 
 
@@ -81,12 +81,14 @@ def _resource(given: object) -> dict[str, str]:
 class Endpoint:
     """The target of one signal. endpoint: the full URL over HTTP, the base URL over gRPC."""
 
-    endpoint: str = setting("", text("a URL", _url), "http://collector:4318; '' sends nothing")
-    headers: tuple[tuple[str, str], ...] = setting(
-        (), value(_headers, "names and values", shown=dict), "{authorization: Bearer ...}"
+    endpoint: str = setting(
+        "", text("a URL", _url), "URL of the collector, such as http://collector:4318; '' sends nothing"
     )
-    timeout_s: float = setting(10.0, number(0.05, 3600), "of one request")
-    compression: str = setting("none", one_of("none", "gzip"), "of requests")
+    headers: tuple[tuple[str, str], ...] = setting(
+        (), value(_headers, "names and values", shown=dict), "headers of each request: {authorization: Bearer ...}"
+    )
+    timeout_s: float = setting(10.0, number(0.05, 3600), "time limit of one request, in seconds")
+    compression: str = setting("none", one_of("none", "gzip"), "compression of requests")
     certificate: str = setting("", text("a file"), "CA certificate of the collector, a PEM file")
     client_certificate: str = setting("", text("a file"), "the agent's own certificate, a PEM file")
     client_key: str = setting("", text("a file"), "the key of the agent's own certificate, a PEM file")
@@ -98,7 +100,7 @@ def _read_signal(given: object, place: Place) -> Endpoint | None:
     if given is False or given == "off":
         return None
     if not isinstance(given, Mapping):
-        raise place.wrong(given, f"it is off, or a mapping of {', '.join(keys(Endpoint))}")
+        raise place.wrong(given, f"must be off, or a mapping of {', '.join(keys(Endpoint))}")
     return read(Endpoint, given, place)
 
 
@@ -118,9 +120,11 @@ class OtlpSettings:
     """
 
     every_signal: Endpoint = setting(Endpoint(), beside(Endpoint))
-    protocol: str = setting(HTTP, one_of(HTTP, GRPC), "with grpc, the endpoint is http://collector:4317")
-    temporality: str = setting("cumulative", one_of("cumulative", "delta", "lowmemory"), "of metrics")
-    interval_s: float = setting(10.0, number(0.1), "interval between two exports of metrics")
+    protocol: str = setting(
+        HTTP, one_of(HTTP, GRPC), "protocol of the export; the endpoint for grpc is http://collector:4317"
+    )
+    temporality: str = setting("cumulative", one_of("cumulative", "delta", "lowmemory"), "temporality of metrics")
+    interval_s: float = setting(10.0, number(0.1), "seconds between two exports of metrics")
     decisions: str = setting(
         "affected",
         one_of("slow", "affected", "all", "none"),
@@ -131,19 +135,20 @@ class OtlpSettings:
     sample: float = setting(
         0.01,
         number(0, 1),
-        "sampled share of the other decisions, by trace id, so that samplers that use the trace id agree; the share is"
-        " in tracestate and in tickscope.sampling.probability",
+        "sampled share of the other decisions, chosen by trace id, as other samplers do; the share is in tracestate and"
+        " in tickscope.sampling.probability",
     )
-    slow_s: float = setting(0.01, number(0), "a longer decision or connect is slow")
+    slow_s: float = setting(0.01, number(0), "decisions and connects longer than this, in seconds, are slow")
     max_queue_bytes: int = setting(
         8 << 20,
         whole(1 << 16, 1 << 40),
-        "rows that wait for a collector; beyond it the oldest are dropped and counted as lost",
+        "maximum size in bytes of rows that wait for a collector; beyond it the oldest are dropped and counted as lost",
     )
     max_spans_per_s: int = setting(
         500,
         whole(1, 1 << 40),
-        "of a kind; more rows are only in the metrics and the store (`unsampled` in status)",
+        "maximum number of spans of one kind per second; further rows are only in the metrics and the store"
+        " (`unsampled` in status)",
     )
     traces: Endpoint | None = setting(None, _SIGNAL, _OWN.format("traces"))
     metrics: Endpoint | None = setting(None, _SIGNAL, _OWN.format("metrics"))
@@ -151,8 +156,8 @@ class OtlpSettings:
     resource: Mapping[str, str] = setting(
         {},
         value(_resource, "names and texts"),
-        "{service.name: edge, deployment.environment.name: prod}; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES"
-        " override it",
+        "resource attributes: {service.name: edge, deployment.environment.name: prod}; OTEL_SERVICE_NAME and"
+        " OTEL_RESOURCE_ATTRIBUTES override them",
     )
 
     @property

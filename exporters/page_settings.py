@@ -21,7 +21,7 @@ def listen_address(given: object) -> tuple[str, int]:
         or six != (bare != host)
         or set("[] ") & set(bare)
     ):
-        raise ValueError("it is address:port, [address]:port of an IPv6 address, or empty")
+        raise ValueError("must be address:port, [address]:port of an IPv6 address, or empty")
     if six:
         ipaddress.IPv6Address(bare)
     return bare, int(port)
@@ -41,18 +41,17 @@ class MetricsSettings:
     detail: str = setting(
         "normal",
         one_of("normal", "full"),
-        "with `full`: all labels (peers, processes of system calls) and buckets, up to 2,000 series a metric",
+        "`full`: all labels (peers, processes of system calls) and buckets, up to 2,000 series per metric",
     )
     samples: int = setting(
         MAX_SAMPLES,
         whole(1000, 1_000_000),
-        "with `normal`: samples that metrics of events may have on the page; the rest is summed under"
-        " otel_metric_overflow",
+        "with `normal`: maximum number of samples of event metrics; the rest is summed under otel_metric_overflow",
     )
     hosts: tuple[str, ...] = setting(
         (),
         texts("a list of names"),
-        "host names that the page answers to, besides localhost and addresses: [node7.example]",
+        "host names under which the page may be requested, besides localhost and addresses: [node7.example]",
     )
 
     @property

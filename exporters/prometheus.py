@@ -58,7 +58,7 @@ BOUNDS = (
         "metrics",
         "connections to the metrics page",
         MAX_CONNECTIONS,
-        "closed; an address of another host counts as a user",
+        "closed; each remote address counts as a user",
         "`tickscope_page_dropped_total`, `status` (`export`)",
         shared=True,
     ),

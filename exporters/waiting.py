@@ -48,7 +48,7 @@ MAX_ROWS = 1024
 BOUNDS = (
     UpperBound(
         "metrics",
-        "rows waiting for a collector",
+        "rows that wait for a collector",
         "as set, in bytes",
         "the oldest are dropped",
         "`loss` (`otlp queue_full`), `status`",
@@ -57,8 +57,8 @@ BOUNDS = (
     UpperBound(
         "metrics",
         "spans of one kind per second",
-        f"as set, {BURST_S} s' worth at once",
-        "in metrics and store only",
+        f"as set; at once, those of {BURST_S} s",
+        "further rows are only in metrics and store",
         "`unsampled` in `status`, `tickscope_otlp_unsampled_total`",
         setting="`otlp: {max_spans_per_s: N}`",
     ),

@@ -28,9 +28,9 @@ def chosen(given: str, names: Sequence[str], noun: str, verb: str, remedy: str) 
                 f"; and {len(fitting) - _NEAR} more" if len(fitting) > _NEAR else ""
             )
             raise AgentError(
-                f"{len(fitting)} {noun}s are called like {printable(given)}",
+                f"{len(fitting)} {noun}s match {printable(given)}",
                 why=few,
-                remedy="say more of it",
+                remedy="give more of the name",
                 exit_code=USAGE,
             )
     near = difflib.get_close_matches(given, names, _NEAR, _FEW) or names[:_NEAR]

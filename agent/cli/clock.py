@@ -20,11 +20,11 @@ _LEAP = ("none announced", "a second will be inserted", "a second will be delete
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:
-    """Show the clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, the reports of the
-    time daemons, the last jump and the process that made it.
+    """Show the clocks now: whether they are synchronised, offset, frequency, drift against the raw oscillator, the
+    reports of the time daemons, and the last jump with the process that made it.
 
-    Offsets are read from the kernel at once. Drift, daemons, jumps and pending notices come from the running agent and
-    its store, and are left out without them.
+    Offsets come from the kernel. Drift, daemons, jumps and pending notices come from the running agent and its store,
+    and are missing without them.
 
     \b
     tickscope clock history --since 1d
@@ -73,12 +73,12 @@ def _now(fmt: str, store: str) -> None:
         notices = answer.get("notices", {})
         row["pending_reanchorings"] = notices.get("pending")
     except AgentError as error:
-        note(f"note: {error.what}: no drift")
+        note(f"note: {error.what}: drift is unknown")
     try:
         changes, row["last_jump"] = _changes(store)
         daemons = clock_daemons.rows(store)
     except AgentError as error:
-        note(f"note: {error.what}: no changes")
+        note(f"note: {error.what}: changes are unknown")
     if fmt != "table":
         emit_rows([row], fmt, extra={"changes": changes or [], "notices": notices, "daemons": daemons})
         return
@@ -97,7 +97,7 @@ def _words(
     from agent.cli.cells import duration
 
     bounds = (
-        f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates"
+        f"error by the kernel: at most {duration(row['maxerror_us'] * 1e3)}, estimated"
         f" {duration(row['esterror_us'] * 1e3)}"
     )
     if row["synchronised_by"] == "kernel":
@@ -105,11 +105,11 @@ def _words(
     elif row["synchronised"]:
         yield (
             "synchronised",
-            f"yes, says {row['synchronised_by']}, which has not told the kernel (no `rtcsync`); {bounds}",
+            f"yes, by {row['synchronised_by']}, but not in the kernel's status (no `rtcsync`); {bounds}",
         )
     else:
-        yield "synchronised", f"NO: no time daemon disciplines this clock; {bounds}"
-    yield "offset", f"{_signed(row['ntp_offset_ns'])} still to be slewed away"
+        yield "synchronised", f"NO: no time daemon synchronises this clock; {bounds}"
+    yield "offset", f"{_signed(row['ntp_offset_ns'])} still to be slewed"
     tick = f", of it {(row['tick_us'] - 10_000) * 100:+d} ppm by its tick" if row["tick_us"] != 10_000 else ""
     yield "frequency", f"{row['freq_ppb'] / 1e3:+.3f} ppm correction{tick}"
     yield (
@@ -118,8 +118,7 @@ def _words(
     )
     yield (
         "leap second",
-        f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s"
-        + ("" if row["tai_s"] else " (nobody has set it)"),
+        f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s" + ("" if row["tai_s"] else " (not set)"),
     )
     yield from clock_daemons.words(daemons)
     yield "clocksource", row["clocksource"] or "unknown"
@@ -132,7 +131,7 @@ def _words(
             yield (
                 "",
                 (
-                    f"not re-anchored: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the"
+                    f"not acknowledged: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the"
                     f" oldest for {late}"
                 ),
             )
@@ -141,7 +140,7 @@ def _words(
             yield (
                 f"  {channel}",
                 f"{hook['state']}: {hook['delivered']} delivered{failed}"
-                + (f", {hook['dropped']} left out" if hook["dropped"] else ""),
+                + (f", {hook['dropped']} skipped" if hook["dropped"] else ""),
             )
     if row["watch"] not in (None, "running"):
         yield "clock watch", str(row["watch"])
@@ -174,7 +173,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
         if jump["pid"]
         else "the kernel, leap second"
         if jump["kind"] == "leap"
-        else "an unseen actor"
+        else "an unknown process"
     )
     return (
         f"{direction} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"

@@ -27,7 +27,7 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
     "--pid",
     type=int,
     metavar="PID",
-    help="Convert for the time namespace of this process: TIME is a reading of its clocks, and so is the answer.",
+    help="Convert in the time namespace of this process, both TIME and the answer.",
 )
 @click.option(
     "--boot",
@@ -42,8 +42,8 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
 
     `state` is ambiguous if that wall time occurred twice, around a backward step (alt_ns is the other answer); skipped
     if a forward step left it out (t_ns is the time of the step); extrapolated if no agent watched the clock: before the
-    first and after the last reading in the store. Then err_ns grows with the distance, by the possible drift of the
-    oscillator and the steps seen before; a clock that somebody sets by hand may be further off.
+    first and after the last reading in the store. err_ns then grows with the distance, by the possible drift of the
+    oscillator and the steps seen before. If somebody sets the clock by hand, the error may be larger.
 
     \b
     tickscope clock convert 2026-11-21T10:06:30.9515
@@ -64,9 +64,7 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
         mono = _MONO.fullmatch(text.strip())
         bound = source.bound("boot+" + mono[1] if mono else text)
         if not all(abs(ns) < _FAR_NS for ns in (bound.t_ns, bound.wall_ns or 0)):
-            raise AgentError(
-                f"cannot convert {text}", why="no clock is that far from the boot or from 1970", exit_code=USAGE
-            )
+            raise AgentError(f"cannot convert {text}", why="the time is out of range", exit_code=USAGE)
         # By elapsed time: the wall clock may have been stepped since. For earlier boots there is only the wall clock.
         back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
         ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
@@ -94,12 +92,14 @@ def _offsets(pid: int | None, boot: str | None) -> Offsets:
     if pid is None:
         return timens.Offsets()
     if boot is not None:
-        raise AgentError("--pid and --boot exclude one another", why="a process belongs to this boot", exit_code=USAGE)
+        raise AgentError(
+            "--pid and --boot cannot be used together", why="a process belongs to the current boot", exit_code=USAGE
+        )
     try:
         return timens.of(pid)
     except (OSError, ValueError) as error:
         raise AgentError(
-            f"cannot tell the time namespace of process {pid}",
+            f"cannot read the time namespace of process {pid}",
             why=getattr(error, "strerror", None) or str(error),
             exit_code=USAGE,
         ) from error

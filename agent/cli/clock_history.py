@@ -38,7 +38,7 @@ def histories(source: RowSource) -> dict[str, History]:
 
 
 @click.command("history")
-@options.since("Segments that hold after this time: 90s, 2h, 22:13, yesterday, ISO 8601, @SECONDS, boot+SECONDS.")
+@options.since("Segments that end after this time: 90s, 2h, 22:13, yesterday, ISO 8601, @SECONDS, boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
 @click.option(
     "--limit",
@@ -49,8 +49,8 @@ def histories(source: RowSource) -> dict[str, History]:
 @click.option("--plot", is_flag=True, help="Print only the plot.")
 @options.reading
 def command(since: str | None, until: str | None, limit: int | None, plot: bool, fmt: str, store: str) -> None:
-    """List the segments of the offset history: from when on the wall clock had which offset, and the step that began
-    the segment, with its process.
+    """List the segments of the offset history: when each began, the offset of the wall clock, and the step that began
+    it, with its process.
 
     On a terminal a plot precedes the rows (NO_COLOR turns its colours off). In a pipe there are only rows, unless
     --plot is given.
@@ -179,7 +179,7 @@ def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
 
 def actor_of(row: dict[str, Any]) -> str:
     if not row["pid"]:
-        return "actor unknown"
+        return "unknown process"
     return f"{printable(row['comm'] or '')} {row['pid']}" + (
         f" ({row['via']})" if row["via"] not in (None, "none") else ""
     )

@@ -123,11 +123,11 @@ def text(series: ClockSeries, columns: int, rows: int = 12) -> list[str]:
         out.append(f"  and {more:,} smaller")
     longest = sorted(series.unwatched, key=lambda span: span[0] - span[1])[:NAMED]
     out += [
-        f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + series.wall_ns)}"
+        f"  ? not watched for {duration(end - begin)}, until {cell('wall_ns', end + series.wall_ns)}"
         for begin, end in sorted(longest)
     ]
     if more := len(series.unwatched) - len(longest):
-        out.append(f"  ? and {more} times more")
+        out.append(f"  ? and {more} more times")
     return out
 
 

@@ -29,7 +29,7 @@ _COLUMNS = (
 @options.reading
 def command(size: int, fmt: str, store: str) -> None:
     """Show what a jump of the wall clock by DURATION would do now to the timers of the servers that the running agent
-    polls: the rows that `tickscope query timer_effect` would have. A jump back needs `--` before it.
+    polls, as rows of `timer_effect`. A jump back needs `--` before it.
 
     Timers of servers that cannot be reached are as of their last poll (polled_ns).
 

@@ -90,5 +90,5 @@ def _agent(config: Config, workload: Workload) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
         signal.signal(number, signal.SIG_IGN)  # only the clean-up is left
     if status < 0:
-        note(f"demo: the agent was ended by {signal.Signals(-status).name}; the workload is removed")
+        note(f"demo: the agent was killed by {signal.Signals(-status).name}; the workload is removed")
     return status if status >= 0 else 128 - status

@@ -70,7 +70,7 @@ def command(finding: str, fmt: str, store: str) -> None:
         raise AgentError(
             f"{len(rows)} findings have an id that starts with {finding}",
             why=", ".join(row["finding_id"] for row in rows[:5]),
-            remedy="give more of the id",
+            remedy="give more characters of the id",
             exit_code=USAGE,
         )
     lines = (

@@ -72,7 +72,7 @@ def command(
 ) -> None:
     """List findings in their latest state, ordered by their start, the newest last.
 
-    Without findings the exit status is 3. A finding that was open when its agent ended is shown as left open.
+    Without findings the exit status is 3. `left open` is a finding that was open when its agent ended.
     `tickscope explain ID` shows a finding with its evidence.
 
     \b
@@ -143,8 +143,8 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
     from agent.cli.gaps import hides_findings
 
     if hides_findings(gaps) or left_out:
-        return f"no findings{when}, but not everything was seen: see above"
-    return f"no findings: nothing wrong was seen{when}"
+        return f"no findings{when}, but rows are missing or were not evaluated: see above"
+    return f"no findings{when}"
 
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

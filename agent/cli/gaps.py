@@ -58,5 +58,5 @@ def unevaluated(source: RowSource) -> list[str]:
     output = [
         row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNEVALUATED),)))
     ]
-    times = f" (and {len(output) - 1} times more before)" if len(output) > 1 else ""
+    times = f" (earlier reports: {len(output) - 1})" if len(output) > 1 else ""
     return [f"{output[-1]}{times}"] if output else []

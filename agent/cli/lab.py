@@ -125,7 +125,7 @@ def run(
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Seed of the first session. Those from 1,000,000 on are never used for tuning.",
+    help="Seed of the first session. Seeds from 1,000,000 on are reserved for evaluation: no rule was tuned on them.",
 )
 @click.option(
     "--each",
@@ -224,12 +224,12 @@ def _chosen(names: Sequence[str], step_clock: bool, throwaway_vm: bool) -> list[
             )
         if "step_clock" in refused & set(known[name].needs):
             raise AgentError(
-                f"{name} steps the wall clock of this host", remedy="say --step-clock if that may be", exit_code=USAGE
+                f"{name} steps the wall clock of this host", remedy="to allow this, use --step-clock", exit_code=USAGE
             )
         if "throwaway_vm" in refused & set(known[name].needs):
             raise AgentError(
-                f"{name} is for virtual machines that are thrown away",
-                remedy="say --throwaway-vm in such a machine",
+                f"{name} is only for throw-away virtual machines",
+                remedy="use --throwaway-vm in such a machine",
                 exit_code=USAGE,
             )
     return [known[name] for name in names] if names else [k for k in known.values() if not refused & set(k.needs)]
@@ -249,7 +249,7 @@ def _score(directory: Path, fmt: str, without: tuple[str, ...] = ()) -> None:
     whole = scored(
         directory,
         without,
-        lambda file, why: note(f"note: {file} is cut off: {why}; what came after it counts as not found"),
+        lambda file, why: note(f"note: {file} is cut off: {why}; later findings count as missing"),
     ).to_json()
     if fmt == "json":
         emit_doc(whole)

@@ -106,14 +106,14 @@ def _binaries() -> Question:
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
-    """List rate limiters: their programs, how often they decide, how much of the limit is used, what a clock step would
-    do to each, and what observing them costs.
+    """List rate limiters: their programs, decisions, use of the limit, the effect of a clock step, and the cost of
+    observation.
 
     per_s and the counts are of all decisions. For a sampled program (sample_rate below 1) they are estimates from
-    limiter_rate, and basis says how good they are: exact, within N % (95 times in 100), at least, or as seen. limit_use
-    is the share of the limit that was admitted, at all places of the program that call the limiter (also_asked_by);
-    above 100 % it admitted more than its limit. The state is gone if the process has ended. -o json shows all columns.
-    Go programs that contain a known limiter and cannot be observed are listed on stderr with the reason.
+    limiter_rate, with their accuracy in basis: exact, within N % (95 % confidence), at least, or as seen (not scaled).
+    limit_use is the admitted share of the limit, for all places of the program that call the limiter (also_asked_by);
+    above 100 % the limiter admitted more than its limit. The state is gone if the process has ended. -o json shows all
+    columns. Go programs with a known limiter that cannot be observed are listed on stderr with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)

@@ -31,8 +31,8 @@ def chosen(source: RowSource, which: str) -> list[tuple[str, list[dict[str, Any]
     known = steps(source)
     if not known:
         raise AgentError(
-            "no jump of the clock is in the store",
-            remedy="--what-if -500ms asks for one that did not happen",
+            "the store has no jump of the clock",
+            remedy="replay a hypothetical jump: --what-if -500ms",
             exit_code=NO_ROWS,
         )
     if which == "all":
@@ -65,14 +65,14 @@ def _of_finding(source: RowSource, name: str, known: list[dict[str, Any]]) -> li
     if not found:
         raise AgentError(
             f"no finding's id starts with {name}",
-            remedy="see: tickscope findings, or say --jump last",
+            remedy="see: tickscope findings, or use --jump last",
             exit_code=NO_ROWS,
         )
     if len(names) > 1:
         raise AgentError(
             f"{len(names)} findings have an id that starts with {name}",
             why=", ".join(names[:5]),
-            remedy="give more of the id",
+            remedy="give more characters of the id",
             exit_code=USAGE,
         )
     last = found[-1]
@@ -81,7 +81,7 @@ def _of_finding(source: RowSource, name: str, known: list[dict[str, Any]]) -> li
     ]
     if not picked:
         raise AgentError(
-            f"finding {last['finding_id']} is about no jump of the clock",
+            f"finding {last['finding_id']} is not about a jump of the clock",
             why=f"its cause is {last['cause']}",
             remedy="see: tickscope clock history",
             exit_code=USAGE,
@@ -98,7 +98,7 @@ def _at(source: RowSource, text: str, known: list[dict[str, Any]]) -> list[dict[
     except AgentError as error:
         raise AgentError(
             f"no jump {text!r}",
-            remedy="say last, all, a finding's id, or when it was: boot+SECONDS or ISO 8601",
+            remedy="use last, all, a finding's id, or its time: boot+SECONDS or ISO 8601",
             exit_code=USAGE,
         ) from error
 

@@ -84,7 +84,7 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
             ns = 0
         if not self._least <= ns <= _MOST_NS or ns == 0 or text[1:2] in ("+", "-"):
             self.fail(
-                f"{text!r} is no duration{' above 0' if self._least > 0 else ''}; say"
+                f"{text!r} is not a duration{' above 0' if self._least > 0 else ''}: use"
                 f" {'100ms, 2s' if self._least > 0 else '-500ms, 2s'} or 1h",
                 param,
                 ctx,
@@ -101,7 +101,7 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
     ),
 )
 @click.option("--what-if", type=Signed(), metavar="DURATION", help="A hypothetical jump: -500ms, 2s, 1h.")
-@click.option("--window", type=Signed(1), metavar="D", help="With --skew: the window of the limiters.")
+@click.option("--window", type=Signed(1), metavar="D", help="With --skew: window of the limiters.")
 @click.option(
     "--skew",
     type=Signed(),
@@ -143,10 +143,10 @@ def command(
 ) -> None:
     """Count the requests that a clock jump admitted or refused wrongly.
 
-    The recorded decisions are replayed with the limiter's algorithm on two clocks: the program's clock and true time.
-    over_admitted counts requests that only the program's clock admits, wrongly_refused those that only true time
-    admits. excess is the largest surplus of admitted units over true time (negative: deficit). quality says how exact
-    the counts are.
+    The recorded decisions are replayed with the limiter's algorithm on two clocks: the program's clock, and true time
+    (without the jump). over_admitted counts the requests that only the program's clock admits, wrongly_refused those
+    that only true time admits. excess is the largest number of units admitted in excess of true time (negative: too
+    few). quality says how exact the counts are.
 
     \b
     tickscope limiters replay --jump last
@@ -158,14 +158,16 @@ def command(
     ]
     if len(given_flags) != 1:
         raise AgentError(
-            f"{' and '.join(given_flags)} exclude one another" if given_flags else "say what to replay",
+            f"{' and '.join(given_flags)} cannot be used together" if given_flags else "nothing to replay is named",
             remedy="tickscope limiters replay --jump last, --what-if -500ms, or --window 100ms --skew 63ms",
             exit_code=USAGE,
         )
     if (window is None) != (skew is None):
-        raise AgentError("--window and --skew belong together", remedy="--window 100ms --skew 63ms", exit_code=USAGE)
+        raise AgentError(
+            "--window and --skew must be used together", remedy="--window 100ms --skew 63ms", exit_code=USAGE
+        )
     if at is not None and what_if is None:
-        raise AgentError("--at belongs to --what-if", exit_code=USAGE)
+        raise AgentError("--at needs --what-if", exit_code=USAGE)
     declarations = declared_by_flags(config, model, count, slots, window)
 
     from agent.cli import limiters_screen
@@ -193,7 +195,7 @@ def command(
         emit_rows(rows, fmt, _SPLIT if skew is not None else _JUMPED, {"gaps": gaps})
     report_gaps(gaps if not jump else [], notes, fmt)
     if left_out > 0:
-        note(f"{left_out} limiters with fewer decisions are left out: choose with --limiter")
+        note(f"{left_out} limiters with fewer decisions are not shown: choose with --limiter")
     if not rows:
         note("no limiter decisions there: widen --since" + (", or say --limit" if skew is not None else ""))
         click.get_current_context().exit(NO_ROWS)
@@ -274,7 +276,7 @@ def _instant(source: RowSource, text: str | None, boot_id: str) -> int | None:
         return bound.t_ns
     history = source.history(boot_id)
     if bound.wall_ns is None or not len(history):
-        raise AgentError(f"{text} is no time of that boot", exit_code=USAGE)
+        raise AgentError(f"{text} is not a time of that boot", exit_code=USAGE)
     return int(history.to_boot(np.array([bound.wall_ns], np.int64)).ns[0])
 
 
@@ -318,7 +320,7 @@ def _what_if(
     t_ns = (first + last) // 2 if given is None else given
     if not first <= t_ns <= last:
         raise AgentError(
-            f"--at {at} lies outside of the decisions",
+            f"--at {at} is outside the time of the decisions",
             why=f"they are from boot+{first / 1e9:.3f} to boot+{last / 1e9:.3f}",
             exit_code=USAGE,
         )

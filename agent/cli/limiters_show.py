@@ -25,7 +25,7 @@ _NEAR = 5
 @click.option("--pid", type=click.IntRange(1), metavar="N", help="Only decisions of this process.")
 @options.reading
 def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: str, store: str) -> None:
-    """Show one limiter over time: requested and admitted units, its limit, and the clock jumps; and its figures.
+    """Show one limiter over time: requested and admitted units, its limit and the clock jumps, with totals.
 
     ID is the id of the limiter, the beginning of the id, or a part of it that no other id has; `tickscope limiters`
     lists ids. Decisions of several processes are added up.
@@ -56,7 +56,7 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
         gaps, notes = source.gaps(), source.notes
     if drawn is None:
         raise AgentError(
-            f"{printable(name)} decided nothing in process {pid} in that time",
+            f"{printable(name)} made no decision in process {pid} in that time",
             remedy="see: tickscope limiters -o json",
             exit_code=NO_ROWS,
         )
@@ -113,8 +113,8 @@ def _chosen(source: RowSource, given: str) -> str:
     names = [row["limiter_id"] for row in found if row["limiter_id"]]
     if not names:
         raise AgentError(
-            "no limiter decided anything in that time",
+            "no limiter made a decision in that time",
             remedy="widen --since, or see `tickscope probes`",
             exit_code=NO_ROWS,
         )
-    return chosen(given, names, "limiter", "decided anything", "widen --since, or see `tickscope limiters`")
+    return chosen(given, names, "limiter", "made a decision", "widen --since, or see `tickscope limiters`")

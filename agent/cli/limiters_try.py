@@ -41,7 +41,7 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
     type=click.IntRange(min=1),
     required=True,
     metavar="N",
-    help="The process to try it on. Only this process gets the probes.",
+    help="The process to observe; only this process gets probes.",
 )
 @click.option(
     "--count",
@@ -49,7 +49,7 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
     default=10,
     show_default=True,
     metavar="N",
-    help="Stop after so many decisions.",
+    help="Stop after N decisions.",
 )
 @click.option(
     "--duration",
@@ -57,14 +57,14 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
     default="30s",
     show_default=True,
     metavar="S",
-    help="Stop after this long: 90s, 5m.",
+    help="Stop after this time: 90s, 5m.",
 )
 @options.output
 def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
     """Try the functions that FILE declares on process N: show ten decisions, or name the wrong line.
 
-    FILE is tickscope.yaml, or a file with limiter_functions alone. Needs root; no agent need run. Keys are shown
-    unhashed. Exit status 1: a line is wrong; 3: no decision was made.
+    FILE is tickscope.yaml, or a file with limiter_functions alone. Needs root, but no running agent. Keys are not
+    hashed. Exit status 1: a line is wrong; 3: no decision was made.
 
     \b
     sudo tickscope limiters try shop.yaml --pid $(pgrep -n shop)
@@ -189,7 +189,9 @@ def _report_silence(begun: int, gone: bool, duration: float, interrupted: bool) 
     from agent.cli.output import note
 
     if begun:
-        note(f"{begun} calls began, and none returned: they wait within, or leave it in a way that is not probed")
+        note(
+            f"{begun} calls began and none returned: they wait inside the function, or leave it without a probed return"
+        )
     elif gone:
         note("the process ended before it called the function")
     else:

@@ -30,7 +30,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < 1e9 or (not seconds and not self._zero):
-            self.fail(f"{str(value)!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
+            self.fail(f"{str(value)!r} is not a duration: use 90s, 5m, 2h or 1d", param, ctx)
         return seconds
 
 
@@ -148,12 +148,12 @@ class FindingId(click.ParamType):  # type: ignore[type-arg]
             found = [(row["finding_id"], row["sentence"]) for row in source.rows(newest)]
         return [
             CompletionItem(name, help=text)
-            for name, text in [("last", "the one that began last"), *found]
+            for name, text in [("last", "the finding that started last"), *found]
             if name.startswith(incomplete)
         ]
 
 
-duration = click.option("--duration", type=Duration(), metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
+duration = click.option("--duration", type=Duration(), metavar="S", help="Stop after this time: 90s, 5m, 2h.")
 table = click.argument("table", type=TableName(), metavar="TABLE")
 
 

@@ -38,7 +38,7 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
 @click.option(
     "--exact",
     is_flag=True,
-    help="With --group-by: compute percentiles from the rows, not from the counts made at sealing (at most 1.6 % off).",
+    help="With --group-by: compute percentiles from the rows, not from stored counts (at most 1.6 % off).",
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="The N rows with the largest measure (groups: p99).")
 @click.option(

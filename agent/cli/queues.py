@@ -18,12 +18,12 @@ from agent.errors import NO_ROWS
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, since: str, now: bool, fmt: str, store: str) -> None:
-    """Show the latest state of every queue: consumer groups, accept queues, connections with much unread data, network
-    devices.
+    """Show the latest state of every queue: consumer groups, accept queues, connections with much unread or unsent
+    data, network devices.
 
     A queue of a broker has one line, with its partitions added up: lag in messages (~ if it is not exact) and in time
-    (behind), the lag of the last four minutes as bars (trend), the time until it is empty at the present rate
-    (drains), its status and why. -o json has all columns, and each partition.
+    (behind), the lag of the last four minutes as bars (trend), the time until the lag is 0 at the present rate
+    (drains), its status and the reason (why). -o json has all columns, and each partition.
 
     The history of the queues is in the tables queue_lag and socket_queue.
 

@@ -18,11 +18,11 @@ _UNKNOWN = "see docs/queues-reference.md for its setting"
 @click.command("discover")
 @options.common
 def command(fmt: str, store: str) -> None:
-    """Name the brokers that this node listens on or talks to, and print the setting to paste for each. Reads sockets
-    and processes; no broker is asked anything, and nothing is changed.
+    """List the brokers that run on this node or that its processes talk to, with the setting that watches each. Reads
+    sockets and processes; queries no broker and changes nothing.
 
-    A broker here is known by its process or its usual port, one elsewhere by its usual port. Processes of other users
-    are visible to root only.
+    A local broker is recognised by its process or its usual port, a remote one by its usual port. Only root sees
+    processes of other users.
 
     \b
     sudo tickscope queues discover
@@ -32,17 +32,17 @@ def command(fmt: str, store: str) -> None:
     servers, problem = settings()
     rows = [row(one) for one in found(servers)]
     if problem:
-        note(f"note: the settings cannot be read, so none counts as configured: {problem}")
+        note(f"note: the settings cannot be read, so all brokers are shown as not configured: {problem}")
     if fmt == "table":
         words = [{**one, "setting": one["setting"] or one["remark"] or "the settings name it"} for one in rows]
         emit_rows(words, fmt, _COLUMNS[:-1], below="setting")
     else:
         emit_rows(rows, fmt, _COLUMNS)
     if not rows:
-        note("no broker: nothing here listens on, or has a connection to, a known port")
+        note("no brokers: no process here listens on a known port or is connected to one")
         click.get_current_context().exit(NO_ROWS)
     if fmt == "table" and any(one["setting"] and not one["configured"] for one in rows):
-        note("to watch one, put its line into the settings file, with the user and password if it wants them")
+        note("to watch a broker, add its setting to the settings file, with user and password if required")
 
 
 def settings() -> tuple[dict[str, Any], str]:

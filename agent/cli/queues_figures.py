@@ -118,7 +118,7 @@ def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]
     if one["consumers"] is not None:
         idle = f"; {worst['idle_consumer']} idle for {seconds(worst['idle_s'])}" if worst["idle_consumer"] else ""
         could = worst.get("consumer_capacity")
-        ready = "" if could is None else f", could take a message at once for {could:.0%} of the time"
+        ready = "" if could is None else f", ready for a message {could:.0%} of the time"
         lines.append(("consumers", f"{one['consumers']}{ready}{idle}"))
     if worst["workers"]:
         lines.append(("workers", worst["workers"]))

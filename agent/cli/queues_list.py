@@ -120,7 +120,7 @@ def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
     late = _late(_when(source, row), newest)
     if late is None or row["status"] == "gone":  # a deleted queue is in the polls for a while only
         return row
-    return {**row, "status": "unknown", "reason": f"not in the polls{late}: was it deleted?"}
+    return {**row, "status": "unknown", "reason": f"missing in the polls{late}: was it deleted?"}
 
 
 def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None]]:

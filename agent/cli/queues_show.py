@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("name", metavar="NAME")
-@click.option("--group", metavar="GROUP", help="The consumer group to plot. By default the one in the worst state.")
+@click.option("--group", metavar="GROUP", help="The consumer group to plot [default: the one in the worst state].")
 @click.option("--cluster", metavar="CLUSTER", help="Only queues of this cluster or server.")
 @options.since("From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.", "1h")
 @click.option("--until", metavar="TIME", help="Up to this time.")
@@ -26,7 +26,7 @@ def command(
     name: str, group: str | None, cluster: str | None, since: str, until: str | None, fmt: str, store: str
 ) -> None:
     """Show one queue: its lag over time, its state and why, its partitions and consumer groups, its consumers, the
-    processes of the host that talk to its servers, messages that came twice or out of order, and when its state
+    processes of the host that talk to its servers, duplicate and out-of-order messages, and when its state
     changed.
 
     NAME is the name of the queue, stream or topic, the beginning of the name, or a part of it that no other one has;

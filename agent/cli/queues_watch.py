@@ -24,15 +24,15 @@ _IDLE = 4
     default="2s",
     show_default=True,
     metavar="S",
-    help="Time between two screens: 2s, 1m.",
+    help="Interval: 2s, 1m.",
 )
 @options.stream()
 @options.store
 def command(every: float, fmt: str, store: str) -> None:
-    """Show the queues of brokers on one screen, the worst first, again and again until interrupted (Ctrl-C, exit status
+    """Show the queues of brokers on one screen, the worst first, repeatedly until interrupted (Ctrl-C, exit status
     130). Queues of the kernel are shown while something waits in them.
 
-    With thousands of queues a round takes longer, and so does the time between two.
+    With thousands of queues the interval is longer: at least five times what a round takes.
 
     In a pipe each round is a table of its own; -o ndjson and csv have a row for each queue and round.
 
@@ -74,7 +74,7 @@ def _draw(brokers: list[dict[str, Any]], kernel: list[dict[str, Any]], notes: li
         return
     height = max(shutil.get_terminal_size().lines, 4)
     if len(lines) > height - 1:
-        lines = [*lines[: height - 2], f"and {len(lines) - height + 2} lines more"]
+        lines = [*lines[: height - 2], f"and {len(lines) - height + 2} more lines"]
     # Lines with colours fit already; the others are cut, so that none goes on in the next line.
     fitted = [line if "\x1b" in line else line[:width] for line in lines]
     sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in fitted) + "\x1b[J")

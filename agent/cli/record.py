@@ -27,8 +27,8 @@ _POLL_S = 0.1
 @click.option("--until", metavar="TIME", help="With --since: up to this time, not including it.")
 @options.store
 def command(path: str, duration: float | None, since: str | None, until: str | None, store: str) -> None:
-    """Write what the store receives to a recording for `tickscope replay`, until Ctrl-C or for --duration. With
-    --since, write what the store already has of its newest boot instead.
+    """Write new rows of the store to a recording for `tickscope replay`, until Ctrl-C or for --duration. With --since,
+    write stored rows of the newest boot instead.
 
     \b
     tickscope record -o trouble.rec --duration 60s
@@ -41,9 +41,9 @@ def command(path: str, duration: float | None, since: str | None, until: str | N
     from agent.store.recorder import Recorder, wait_for_head
 
     if until and not since:
-        raise click.UsageError("--until goes with --since")
+        raise click.UsageError("--until needs --since")
     if since and duration:
-        raise click.UsageError("--since and --duration exclude each other")
+        raise click.UsageError("--since and --duration cannot be used together")
     if since:
         _past(path, store, since, until)
         return
@@ -84,7 +84,7 @@ def command(path: str, duration: float | None, since: str | None, until: str | N
     except OSError as error:
         raise AgentError(
             f"cannot write {path}: {error.strerror}",
-            why="the recording is cut off here; what is in it can be replayed",
+            why="the recording is incomplete; its rows can be replayed",
             remedy="name another place: tickscope record -o FILE",
         ) from error
     finally:

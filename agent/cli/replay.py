@@ -43,13 +43,13 @@ def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, 
     if found.cut:
         note(
             f"note: {file} is cut off: {found.cut}; these are the findings up to there "
-            "(the recorder was killed, or the file was copied while it was being written)"
+            "(the recorder was killed, or the file was copied during recording)"
         )
     for reason, count in found.losses.items():
         if count:
-            note(f"note: {count} rows were not taken into account ({reason})")
+            note(f"note: {count} rows were not evaluated ({reason})")
     if not found.rows:
-        note("no findings: the recording shows nothing wrong")
+        note("no findings")
         click.get_current_context().exit(NO_ROWS)
 
 

@@ -59,10 +59,10 @@ def command(
 ) -> None:
     """Run the agent in the foreground.
 
-    The agent needs root to load its BPF programs, and drops it before it reads the first event. On a terminal it shows
-    a live summary; Ctrl-C stops it and prints totals and losses. It prints `ready` on stderr when all probes are
-    attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the journal,
-    with a priority). SIGHUP reloads the settings; a setting that needs a restart is named.
+    The agent needs root to load its BPF programs, and drops root privileges before it reads the first event. On a
+    terminal it shows a live summary; Ctrl-C stops it and prints totals and losses. It prints `ready` on stderr when all
+    probes are attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the
+    journal, with a priority). SIGHUP reloads the settings, and reports those that need a restart.
     """
     from agent.queues.catalogue import broker
     from agent.queues.credentials import has_password

@@ -102,7 +102,7 @@ def profiles(profile_state: dict[str, Any]) -> str:
         if now
         else "none now"
     )
-    refused = "".join(f"; {n} left out: {why}" for why, n in profile_state["refused"].items())
+    refused = "".join(f"; {n} skipped: {why}" for why, n in profile_state["refused"].items())
     off = "" if profile_state["on"] else "turned off; "
     return f"{off}{doing}; {profile_state['profiles']} so far, {profile_state['spent_s']:.1f} s{refused}"
 
@@ -114,7 +114,7 @@ def _human(d: dict[str, Any]) -> None:
 
     output.echo(
         f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of"
-        " processor time"
+        " CPU time"
     )
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
@@ -169,13 +169,13 @@ def _human(d: dict[str, Any]) -> None:
     )
     for name, hit in d.get("bounds", {}).items():
         if name != UNEVALUATED:
-            output.echo(f"bounds hit by {name}  " + "; ".join(f"{count} {words}" for words, count in hit.items()))
+            output.echo(f"limits reached by {name}  " + "; ".join(f"{count} {words}" for words, count in hit.items()))
     left_out = [
         f"{d['correlator_dropped'][reason]} {words}"
         for reason, words in REASONS.items()
         if d["correlator_dropped"][reason]
     ]
-    output.echo("not judged for findings  " + ("; ".join(left_out) or "nothing"))
+    output.echo("not evaluated for findings  " + ("; ".join(left_out) or "nothing"))
     for name, part in (
         ("clock", {k: d["clock"].get(k) for k in _CLOCK}),
         ("store", d["store"]),

@@ -17,7 +17,7 @@ _POLL_S = 0.1
 @options.stream("ndjson")
 @options.store
 def command(table: str, fmt: str, store: str) -> None:
-    """New rows of TABLE, one a line, until interrupted (Ctrl-C, exit status 130).
+    """Print new rows of TABLE, one per line, until interrupted (Ctrl-C, exit status 130).
 
     \b
     tickscope tail slow_syscall | jq -r .comm
@@ -49,8 +49,8 @@ def command(table: str, fmt: str, store: str) -> None:
                         emit_stream(live.dicts(follower.head, table, frame.rows), fmt, names)
                 if follower.missed > missed:
                     note(
-                        f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope"
-                        " query has them"
+                        f"gap: {follower.missed - missed} segments were sealed before they could be read: see them with"
+                        " tickscope query"
                     )
                 time.sleep(_POLL_S)
     finally:

@@ -101,7 +101,7 @@ class Trial:
                 self.functions.append(one)
             elif len(files) > 1:
                 self.notes.append(
-                    f"{declarations.where(one, 'program')}: {one.name} is left out: process {process.pid} does not run"
+                    f"{declarations.where(one, 'program')}: {one.name} is skipped: process {process.pid} does not run"
                     f" {one.program}"
                 )
         if not self.functions:

@@ -30,7 +30,7 @@ QUEUE = 32
 BOUNDS = (
     UpperBound(
         "report",
-        "jumps waiting for a slow command (`notices: exec`)",
+        "notices that wait for a slow hook command (`notices: exec`)",
         QUEUE,
         "the oldest are dropped; the command is killed after `timeout_s`",
         "`status` (`notices`), `notice_status`",

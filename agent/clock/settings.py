@@ -14,7 +14,7 @@ def jump_threshold_ns(given: str) -> int | None:
     try:
         return None if given == "all" else parse_ns(given)
     except ValueError:
-        why = "it is all, or a time as in 500us, 128ms, 1s"
+        why = "must be all, or a time such as 500us, 128ms or 1s"
         raise AgentError(f"jump_threshold cannot be {given!r}", why=why, exit_code=USAGE) from None
 
 
@@ -30,9 +30,9 @@ def _command(given: object) -> tuple[str, ...]:
         given = shlex.split(given)
     words = given
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
-        raise ValueError("it is a command, as one text or as a list of texts")
+        raise ValueError("must be a command, as one text or as a list of texts")
     if words and not words[0].startswith("/"):
-        raise ValueError("it begins with the program's whole path, for example /usr/local/bin/on-jump")
+        raise ValueError("must begin with the absolute path of the program, such as /usr/local/bin/on-jump")
     return tuple(words)
 
 
@@ -42,11 +42,11 @@ class HookSettings:
 
     exec: tuple[str, ...] = setting(
         (),
-        value(_command, "a command with its whole path"),
-        "a command that gets the notice as JSON on its standard input. It runs without a shell, as user tickscope:"
-        " /usr/local/bin/on-jump",
+        value(_command, "a command with an absolute path"),
+        "command that gets each notice of a clock jump as JSON on its standard input, such as /usr/local/bin/on-jump;"
+        " runs without a shell, as user tickscope",
     )
-    timeout_s: float = setting(2.0, number(0.1, 60), "how long the command may run for one notice")
+    timeout_s: float = setting(2.0, number(0.1, 60), "seconds that the command may run for one notice")
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class ClockSettings:
     jump_threshold: str = setting(
         "all",
         replace(text("all, or a time such as 128ms", _threshold), metavar="SIZE"),
-        "a smaller clock step is a finding only if a limiter is affected, a larger one is an alarm: 500us, 128ms, 1s."
+        "smaller clock steps are findings only if a limiter is affected, larger ones are alarms: 500us, 128ms, 1s."
         " all: each step is a finding, and an alarm from 128ms on",
         variable="TICKSCOPE_JUMP_THRESHOLD",
         flag=True,
     )
     notices: HookSettings = setting(
-        HookSettings(), part(HookSettings), "a command that gets each clock jump; see docs/clock-notices.md"
+        HookSettings(), part(HookSettings), "a command that gets notices of clock jumps; see docs/clock-notices.md"
     )
 
     @property

@@ -30,7 +30,7 @@ _CREDIT, _CREDIT_MOST = 64, 512
 BOUNDS = (
     UpperBound(
         "report",
-        "subscribers of clock jumps (`notices.sock`)",
+        "subscribers of notices (`notices.sock`)",
         SUBSCRIBERS,
         "refused",
         "`status` (`notices`: `refused`)",
@@ -38,7 +38,7 @@ BOUNDS = (
     ),
     UpperBound(
         "report",
-        "notices not read by a subscriber; lines that it sends at once",
+        "unread notices of a subscriber; lines that it sends at once",
         f"its socket buffer; {_CREDIT_MOST} of {_LINE:,} bytes",
         "disconnected",
         "`status` (`notices`: `slow`, `noisy`)",

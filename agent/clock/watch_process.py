@@ -31,7 +31,7 @@ from agent.posix.supervisor import ChildProcess, Forked, OfChild, Restarts, Supe
 SILENT_S = 2.0
 _FIRST_S = 0.001
 _OUTAGES = 16
-_MEANWHILE = "steps are found by comparing, and nobody gets notices"
+_MEANWHILE = "steps are found by comparison, and no notices are sent"
 
 
 class WatchMessage(NamedTuple):
@@ -192,7 +192,7 @@ class WatchProcess(OfChild):
                 if not self.restarts.count
                 else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
             )
-            how = f"running, but may not go first ({why}): a busy host may hold notices up"
+            how = f"running without real-time priority ({why}): notices may be late on a busy host"
         if self.restarts.count:
             how += (
                 f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago"

@@ -40,7 +40,7 @@ def parse_ns(text: str, bare: str = "") -> int:
     match = _WRITTEN.fullmatch(text)
     unit = (match[2] or bare) if match else ""
     if match is None or not unit or (size := float(match[1])) == math.inf:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return round(size * UNITS_NS[unit])
 
 

@@ -6,9 +6,7 @@ import errno
 import os
 
 #: For a file system that does not answer.
-UNANSWERED = (
-    "thaw it where it is frozen (fsfreeze --unfreeze MOUNTPOINT), else look at the kernel log (dmesg) for this disk"
-)
+UNANSWERED = "if the file system is frozen, thaw it (fsfreeze --unfreeze MOUNTPOINT); else see the kernel log (dmesg)"
 
 
 def of_write(error: OSError) -> str:
@@ -16,12 +14,12 @@ def of_write(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free space on the store's file system, or lower the store's max_bytes"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "chown -R tickscope:tickscope the store's directory"
+        return "chown -R tickscope:tickscope DIR, with the store's directory"
     if error.errno == errno.ENOENT:
-        return "the store's directory was removed: restart tickscope"
+        return "restart tickscope: the store's directory was removed"
     if error.errno == errno.EROFS:
         return "mount the store's file system read-write"
-    return "look at the kernel log (dmesg) for this disk, or name another place: --store DIR"
+    return "see the kernel log (dmesg) for its disk, or use another directory: --store DIR"
 
 
 def of_seal(reason: str) -> str:
@@ -29,10 +27,10 @@ def of_seal(reason: str) -> str:
     if "No module named" in reason:
         return "python3 -m pip install pyarrow (in the agent's environment)"
     if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
-        return "free space on the store's file system, or lower the store's max_bytes; it is tried again every 30 s"
+        return "free space on the store's file system, or lower the store's max_bytes; tickscope retries every 30 s"
     if ".tsl: " in reason:
-        return "move the damaged segment away; the others are sealed"
-    return "it is tried again every 30 s; nothing is lost meanwhile"
+        return "move the damaged segment out of the store; the others are sealed"
+    return "tickscope retries every 30 s; no rows are lost meanwhile"
 
 
 def of_store(failure: OSError | None, sealing: str, damaged: str) -> tuple[str, str]:
@@ -43,4 +41,8 @@ def of_store(failure: OSError | None, sealing: str, damaged: str) -> tuple[str, 
         return f"cannot write: {failure.strerror}", of_write(failure)
     if sealing:
         return f"cannot seal: {sealing}", of_seal(sealing)
-    return (f"some rows cannot be stored: {damaged}", "report this; the others are stored") if damaged else ("", "")
+    return (
+        (f"some rows cannot be stored: {damaged}", "report this as a bug; the other rows are stored")
+        if damaged
+        else ("", "")
+    )

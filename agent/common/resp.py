@@ -117,10 +117,10 @@ class RedisUrl:
             if message[1] and not message[0]:
                 raise _BadReply("seq needs id: the field with the id of a message")
             if parts.scheme == "unix" and not parts.path:
-                raise _BadReply("no socket path")
+                raise _BadReply("it has no socket path")
             service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
             if kind == "sentinel" and not service:
-                raise _BadReply("no service: redis+sentinel://host:26379/SERVICE")
+                raise _BadReply("it names no service: redis+sentinel://host:26379/SERVICE")
             db = query["db"][0] if "db" in query else below.strip("/") if parts.scheme != "unix" else ""
             port = 26379 if kind == "sentinel" else 6379
             addresses = ((parts.hostname or "127.0.0.1", parts.port or port), *_addresses(others, port))
@@ -147,9 +147,7 @@ class RedisUrl:
             raise AgentError(
                 "a Redis URL of the configuration cannot be read",
                 why=(
-                    str(error)
-                    if isinstance(error, _BadReply)
-                    else "its host, port or number of the database cannot be read"
+                    str(error) if isinstance(error, _BadReply) else "its host, port or database number cannot be read"
                 ),
                 remedy=(
                     "write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F"

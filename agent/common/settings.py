@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent.common.duration import parse_ns
+from agent.common.duration import parse_ns, span
 from agent.errors import USAGE, AgentError
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ def read(section: type[T], given: object, place: Place = TOP) -> T:
     SettingError's keys begin at this section.
     """
     if not isinstance(given, Mapping):
-        raise place.wrong(given, "it is a section of `key: value` lines")
+        raise place.wrong(given, "must be a section of `key: value` lines")
     check_known(given, keys(section), place)
     values = {}
     for one in declared(section):
@@ -225,7 +225,7 @@ def number(least: float, most: float = math.inf) -> ValueType:
         except (TypeError, ValueError, OverflowError):
             found = math.nan
         if not least <= found <= most or found == math.inf:
-            raise ValueError(f"it lies {what}" if most < math.inf else f"it is {what}")
+            raise ValueError(f"must be {what}")
         return found
 
     return value(check, f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}")
@@ -238,7 +238,7 @@ def whole(least: int, most: int) -> ValueType:
     def read(given: Any, place: Place) -> int:
         found = of.read(given, place)
         if not found.is_integer():
-            raise place.wrong(given, "it is a whole number")
+            raise place.wrong(given, "must be a whole number")
         return int(found)
 
     return ValueType(read, f"{least} to {most}")
@@ -251,7 +251,8 @@ def parse_seconds(given: Any, least_s: float, most_s: float) -> float:
     except ValueError:
         seconds = math.nan
     if not least_s <= seconds <= most_s:
-        raise ValueError("it is a time such as 64s or 5m")
+        shortest, longest = (span(s * 1e9, "") for s in (least_s, most_s))
+        raise ValueError(f"must be a time from {shortest} to {longest}, such as 64s or 5m")
     return seconds
 
 
@@ -269,7 +270,7 @@ def one_of(*allowed: str, late: Callable[[], Iterable[str]] = tuple) -> ValueTyp
         given = {True: "on", False: "off"}[given] if isinstance(given, bool) else given
         found = given if given in words else str(given).lower()
         if found not in words or not isinstance(given, str):
-            raise ValueError(f"it is one of {', '.join(words)}")
+            raise ValueError(f"must be one of {', '.join(words)}")
         return found
 
     return value(check, " | ".join(allowed), choices=allowed)
@@ -278,16 +279,16 @@ def one_of(*allowed: str, late: Callable[[], Iterable[str]] = tuple) -> ValueTyp
 def flag() -> ValueType:
     def check(given: Any) -> bool:
         if given is not True and given is not False:
-            raise ValueError("it is true or false")
+            raise ValueError("must be true or false")
         return given
 
     return value(check, "true | false")
 
 
 def parse_text(given: Any, what: str) -> str:
-    """A text without lone surrogates. Raises ValueError (it is ``what``)."""
+    """A text without lone surrogates. Raises ValueError (must be ``what``)."""
     if not isinstance(given, str) or any("\ud800" <= letter <= "\udfff" for letter in given):
-        raise ValueError(f"it is {what}")
+        raise ValueError(f"must be {what}")
     return given
 
 
@@ -313,9 +314,9 @@ def private_text(what: str, check: Callable[[str], Any] = lambda found: found) -
 def parse_texts(given: Any, what: str, most: int = 256) -> tuple[str, ...]:
     items = [given] if isinstance(given, str) else given
     if not isinstance(items, (list, tuple)) or len(items) > most:
-        raise ValueError(f"it is {what}")
+        raise ValueError(f"must be {what}")
     if not all(isinstance(item, str) and item for item in items):
-        raise ValueError(f"it is {what}")
+        raise ValueError(f"must be {what}")
     return tuple(items)
 
 
@@ -330,7 +331,7 @@ def directory(most_bytes: int) -> ValueType:
 
     def check(given: str) -> str:
         if not 0 < len(os.fsencode(given)) <= most_bytes or "\0" in given:
-            raise ValueError(f"it is {what}")
+            raise ValueError(f"must be {what}")
         return given
 
     return dataclasses.replace(text(what, check), metavar="DIRECTORY")
@@ -357,9 +358,9 @@ def by_name(kind: ValueType, most: int, form: str) -> ValueType:
 
     def read_all(given: Any, place: Place) -> dict[str, Any]:
         if not isinstance(given, Mapping):
-            raise place.wrong(given, "it is a section of `key: value` lines")
+            raise place.wrong(given, "must be a section of `key: value` lines")
         if len(given) > most:
-            raise place.error(f"{place.name} has {len(given)} entries", f"it may have {most}")
+            raise place.error(f"{place.name} has {len(given)} entries", f"at most {most} are allowed")
         return {str(name): kind.read(one, place.below(str(name))) for name, one in given.items()}
 
     return ValueType(read_all, form, lambda data: {name: kind.restore(one) for name, one in data.items()})

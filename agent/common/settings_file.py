@@ -29,7 +29,7 @@ def read_text(path: Path, required: bool) -> str:
         raise AgentError(f"cannot read {path}", why=str(error.strerror), exit_code=USAGE) from error
     if len(data) > MAX_FILE_BYTES:
         raise AgentError(
-            f"{path} is no configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE
+            f"{path} is not a configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE
         )
     try:
         return data.decode()

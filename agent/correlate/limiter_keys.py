@@ -55,9 +55,9 @@ _MOST_ACTIVE, _A_USERS_ACTIVE = 8, 16  # stuck keys of a limiter, and that one u
 BOUNDS = (
     UpperBound(
         "findings",
-        "keys of limiters that are remembered",
+        "keys of limiters checked for `key_stuck`",
         CorrelatorConfig.keys,
-        "others are not reported as stuck, as long as these are used",
+        "further keys are not checked while these are in use",
         "-",
         shared=True,
     ),

@@ -14,7 +14,7 @@ _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock"
 _FIRST = 16  # jumps of a series that are listed as evidence
 #: Words for kinds of timers: what is counted, and more.
 _TIMERS = {
-    "redelivery": ("message", " to be delivered again"),
+    "redelivery": ("message", " to be redelivered"),
     "eta": ("task", " with a set time"),
     "lock": ("lock", ""),
     "lease": ("lease", ""),
@@ -285,10 +285,10 @@ class JumpSeries:
         if not self.first.declared.moves:
             where = "{size} around it" if self.count == 1 else "the time around them"
         elif self.count > 1:
-            where = "time that happened twice or was skipped"
+            where = "time that occurred twice or was skipped"
         else:
             where = (
-                "the {size} that happened twice"
+                "the {size} that occurred twice"
                 if self.back
                 else "the {size} before and after the time that was skipped"
             )
@@ -358,7 +358,7 @@ class JumpSeries:
             who = listing([process(comm, pid) for comm, pid in self.rivals.items()])
             if self.count > 2:
                 return render(" ({who} undo each other's corrections)", who=who)
-            return render(" ({who} in turn, the second undoing the first)", who=who)
+            return render(" ({who} in turn; the second undid the first)", who=who)
         via = f"{first.via} from" if first.via else "by"
         if not self.pids and first.comm:  # its pid belongs to another PID namespace
             return f" ({via} {first.comm}, which is not visible from the agent's container)"

@@ -35,7 +35,7 @@ class CorrelatorConfig:
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
     tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the 90th percentile of the decision time
     refusal_rise: float = 0.2  #: smallest lasting rise of the share of refused decisions
-    refusals_min: int = 10  #: fewer refusals within persist_s are not a symptom
+    refusals_min: int = 10  #: smallest number of refusals within persist_s
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
     pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
     late_s: float = 0.6  #: a message that waits this long, and far longer than usual in its queue, is a symptom at once
@@ -48,28 +48,28 @@ class CorrelatorConfig:
     worker_stopped_ns: int = SECOND  #: longest unreported stop of a worker process
     lived_ns: int = 10 * SECOND  #: the end of a younger process is not reported
 
-    silence_ns: int = SECOND  #: shortest pause that is a silence
+    silence_ns: int = SECOND  #: shortest pause that is a symptom (silence)
 
     persist_s: int = 5  #: duration of a lasting rise
     explained_s: int = 2  #: duration of a lasting rise of refusals with a known cause
     warm_s: int = 10  #: shortest baseline for judging a lasting rise
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
-    hold_s: int = 15  #: an episode waits at most this long for late rows of its time
-    adopt_s: int = 600  #: a symptom that lasts this long becomes the new baseline; failures never do
+    hold_s: int = 15  #: a symptom waits at most this long after its start for late rows
+    adopt_s: int = 600  #: a symptom that lasts this long becomes the new baseline, except for failures
     merge_ns: int = 5 * SECOND  #: symptoms of one cause within this time are one finding
     burst_ns: int = SECOND  #: clock jumps by one process, each within this time of the previous one, are one finding
     undone_ns: int = (
         1200 * SECOND
     )  #: jumps of processes that undo each other's jumps within this time are one finding (NTP polls every 1024 s)
-    repeat_s: int = 10  #: an open finding that only lasts longer is emitted again at this interval
+    repeat_s: int = 10  #: interval at which the row of an open finding is updated, if only its duration changes
 
     keep_ns: int = 120 * SECOND  #: rows are kept this long as evidence
     keep_rows: int = 4096  #: rows kept as evidence, per table; of queue_lag: keep_polls
     keep_polls: int = 16_384  #: of queue_lag: 64 polls of 256 watched queues, 13 MB at most
     keep_decisions: int = 8192  #: decisions kept as evidence
-    pending_rows: int = 50_000  #: rows that wait for the watermark, per table
-    subjects: int = 256  #: watched limiters, queues, brokers and listeners, of each kind
-    keys: int = 4096  #: keys of limiters that are remembered: half that pass, half that are refused
+    pending_rows: int = 50_000  #: rows that wait for evaluation, per table
+    subjects: int = 256  #: limiters, queues, brokers and listeners checked for symptoms, of each kind
+    keys: int = 4096  #: keys of limiters checked for key_stuck: half that pass, half that are refused
     servers: int = 4096  #: processes with a known listening address
     server_age_ns: int = 600 * SECOND  #: a listening address is kept for this long after its last activity
     max_findings: int = 64  #: findings that are open at once
@@ -87,16 +87,16 @@ def with_threshold(jump_threshold_ns: int | None) -> CorrelatorConfig:
 BOUNDS = (
     UpperBound(
         "findings",
-        "rows of a table waiting for the correlator",
+        "rows of one table that wait for evaluation",
         CorrelatorConfig.pending_rows,
         "further rows are not used for findings",
         "`status`, `probe_status` row `correlator`, a note of `findings`",
     ),
     UpperBound(
         "findings",
-        "limiters, queues, brokers, listeners watched for symptoms",
+        "limiters, queues, brokers and listeners checked for symptoms",
         CorrelatorConfig.subjects,
-        "the others are not watched",
+        "the others have no findings",
         "`status`, `probe_status` row `correlator`, a note of `findings`",
         "of each kind",
     ),

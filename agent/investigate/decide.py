@@ -42,7 +42,7 @@ BOUNDS = (
         "findings",
         "share of time with on-demand profiles",
         f"{SHARE:.0%}, {SHARE / 4:.1%} per user",
-        "refused or shorter",
+        "refused or shortened",
         "`status` (`investigation`: `refused`)",
         setting="`investigate: off`",
     ),

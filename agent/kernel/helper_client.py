@@ -30,7 +30,7 @@ DEADLINE_S = 2.0
 BOUNDS = (
     UpperBound(
         "processes",
-        "answer of the privileged helper",
+        "time for the privileged helper to answer",
         DEADLINE_S,
         "the request fails",
         "`status` (`helper`), stderr",

@@ -148,7 +148,7 @@ class KernelSource(Finishing, Parted, Waking, Readable, Pending, Due):
             family.problem(
                 name,
                 f"{name}: {self.faults.failures[name]}: left out until the next start",
-                "restart tickscope, and report this",
+                "restart tickscope, and report this as a bug",
             )
 
     def _read_ring(self, ring: Ring, reader: RingReader) -> Iterator[Batch]:

@@ -66,7 +66,7 @@ BOUNDS = (
     UpperBound(
         "programs",
         "analysis of one file",
-        f"{ANALYZER_CPU_S} s of CPU time, {ANALYZER_WALL_S:g} s in all, {ANALYZER_EXTRA_BYTES >> 20} MiB of memory",
+        f"{ANALYZER_CPU_S} s of CPU time, {ANALYZER_WALL_S:g} s elapsed, {ANALYZER_EXTRA_BYTES >> 20} MiB of memory",
         f"not watched; retried up to {TRIES} times if the machine was busy or the analyzer was killed",
         "`tickscope probes`, `status` (`examining.overruns`)",
     ),
@@ -109,7 +109,7 @@ BOUNDS = (
     ),
     UpperBound(
         "programs",
-        "OpenSSL builds in use at a time",
+        "OpenSSL builds in use at once",
         LAYOUTS,
         "handshakes of the others are not seen until a full scan finds room",
         "`tickscope probes`",

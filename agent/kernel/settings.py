@@ -21,18 +21,21 @@ class ProbeSettings:
     syscalls: str = setting(
         "sampled",
         one_of("blocked", "sampled", "full", "off"),
-        "how much of system call time is measured",
+        "system calls that are timed (blocked time only, all calls in sampling windows, all calls, none)",
         flag=True,
     )
-    syscalls_window_ms: float = setting(20.0, number(1, 500), "with `sampled`: how much of each second is timed")
-    slow_syscall_ms: float = setting(10.0, number(0.1, 60_000), "a call that is blocked for longer is an event")
+    syscalls_window_ms: float = setting(
+        20.0, number(1, 500), "with `sampled`: milliseconds of each second in which all calls are timed"
+    )
+    slow_syscall_ms: float = setting(
+        10.0, number(0.1, 60_000), "a call that is blocked for longer, in ms, is a row of slow_syscall"
+    )
     investigate: str = setting(
-        "auto", one_of("auto", "off"), "profile processes with a symptom on demand, for seconds", flag=True
+        "auto", one_of("auto", "off"), "profile processes with a symptom for some seconds", flag=True
     )
     without: tuple[str, ...] = setting((), value(_families, "a list of probe families"), "probe families to leave out")
     unix_sockets: bool = setting(
         False,
         flag(),
-        "true: observe which process queries which over Unix stream sockets, and how long answers take; the cost is in"
-        " docs/diagnosis.md",
+        "observe requests over Unix stream sockets: client, server and response times (cost: docs/diagnosis.md)",
     )

@@ -96,7 +96,7 @@ class Truth:
             return cls(**{**whole, "faults": [Done(**fault) for fault in whole["faults"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AgentError(
-                f"{path} is no truth file", why=str(error), remedy="name a directory that `tickscope lab run` wrote"
+                f"{path} is not a truth file", why=str(error), remedy="name a directory that `tickscope lab run` wrote"
             ) from error
 
 

@@ -66,16 +66,16 @@ BOUNDS = (
         QUEUE_LENGTH,
         "the sender gets EAGAIN, or blocks",
         "`loss` (`intake senders`)",
-        setting="net.unix.max_dgram_qlen, where the agent may not raise it",
+        setting="net.unix.max_dgram_qlen, if the agent may not raise it",
     ),
 )
 #: Names of reached bounds (agent/service/bounds.py).
 REASONS = {
-    "refused": "connections refused, since their user had its share of the places",
-    "threads_unread": "decisions whose thread is not known, since there was no time to look for it",
-    "no_descriptor": "times no connection could be taken for want of descriptors",
-    "unchecked": "messages of queues not checked for duplicates, since users or queues had no place left",
-    "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
+    "refused": "connections refused, because their user had its share",
+    "threads_unread": "decisions whose thread is not known, because there was no time to look for it",
+    "no_descriptor": "connections not accepted for lack of descriptors",
+    "unchecked": "messages not checked for duplicates, because too many users or queues reported some",
+    "unparsed": "messages not parsed, because their user sent too many malformed ones",
 }
 #: Messages that the busiest sender may have in flight at the next read (its SO_SNDBUF holds 166 datagrams of 1 KB), and
 #: the shortest and longest time until then.

@@ -20,13 +20,13 @@ _SHA1 = re.compile(r"[0-9a-fA-F]{40}")
 def _hashes(given: object) -> tuple[str, ...]:
     found = parse_texts(given, "the SHA1 of a script, or a list of some")
     if not all(map(_SHA1.fullmatch, found)):
-        raise ValueError("it is the SHA1 of a script: 40 digits, as SCRIPT LOAD gives it")
+        raise ValueError("must be the SHA1 of a script: 40 hexadecimal digits, as SCRIPT LOAD returns it")
     return tuple(one.lower() for one in found)
 
 
 def _command(given: str) -> str:
     if not _COMMAND.fullmatch(given):
-        raise ValueError("it is one word of up to 16 letters")
+        raise ValueError("must be one word of up to 16 letters")
     return given.upper()
 
 
@@ -63,7 +63,7 @@ class ScriptSettings:
         kinds = sum(map(bool, (self.script, self.function, self.command)))
         if kinds != 1:
             raise ValueError(
-                f"it names {'several' if kinds else 'none'} of script, function and command: it is one of them"
+                f"must have exactly one of script, function and command, and has {'several' if kinds else 'none'}"
             )
 
     def limiter(self, name: str) -> RedisLimiter:
@@ -92,13 +92,13 @@ class ScriptSettings:
 def _ports(given: object) -> tuple[int, ...]:
     items = given if isinstance(given, (list, tuple)) else [given]
     if len(items) > MOST_PORTS:
-        raise ValueError(f"it may have {MOST_PORTS} entries")
+        raise ValueError(f"at most {MOST_PORTS} ports are allowed")
     try:
         ports = tuple(-1 if isinstance(item, bool) else int(str(item)) for item in items)
     except ValueError:
         ports = (-1,)
     if not all(0 < port < 65536 for port in ports):
-        raise ValueError("it is a list of ports, whole numbers that lie between 1 and 65535")
+        raise ValueError("must be a list of ports: whole numbers between 1 and 65535")
     return ports
 
 
@@ -113,14 +113,14 @@ class RedisLimiterSettings:
     ports: tuple[int, ...] = setting(
         (),
         value(_ports, f"at most {MOST_PORTS} ports"),
-        "more ports of Redis servers. Known without it: 6379, the brokers above, and processes with names such as"
-        " redis-server",
+        "further ports of Redis servers, beside 6379, those of the brokers above, and those of processes with names"
+        " such as redis-server",
         key="redis_ports",
     )
     decisions_per_s: int = setting(
         1000,
         whole(1, 20_000),
-        "decisions of limiters in Redis that are rows of their own; the rest is counted (sample_rate)",
+        "decisions of limiters in Redis with a row each, per second and user; the rest is counted (sample_rate)",
         key="redis_decisions_per_s",
     )
     scripts: Mapping[str, ScriptSettings] = setting(

@@ -47,7 +47,7 @@ BOUNDS = (
         "report",
         "connections to `intake.seq.sock` and `intake.stream.sock`",
         CONNECTIONS,
-        "refused; messages already sent on it are lost",
+        "refused; messages already sent on the connection are lost",
         "`status` (`bounds`, `intake`), `probe_status` row `intake`, `loss` (`intake connections`)",
         shared=True,
     ),
@@ -68,7 +68,7 @@ BOUNDS = (
     ),
     UpperBound(
         "report",
-        "processor time for malformed messages to the intake per second",
+        "CPU time for malformed messages to the intake per second",
         MALFORMED_NS_PER_S / 1e6,
         "the user's next messages are not parsed; root has no such limit",
         "`status` (`bounds`), `probe_status` row `intake`, `loss` (`intake uid N`)",

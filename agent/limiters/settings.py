@@ -42,13 +42,13 @@ def _restored(data: list[dict[str, Any]]) -> tuple[FunctionSettings, ...]:
 
 def _name(given: str) -> str:
     if not 0 < len(given.encode("utf-8", "replace")) <= _MOST_NAME or not given.isprintable():
-        raise ValueError(f"a name has 1 to {_MOST_NAME} bytes, none of them a control character")
+        raise ValueError(f"must be a name of 1 to {_MOST_NAME} bytes without control characters")
     return given
 
 
 def _salt(path: str) -> str:
     if path and not (path.startswith("/") and len(os.fsencode(path)) <= _MOST_PATH and "\0" not in path):
-        raise ValueError("it is the whole path of a file that holds the salt, never the salt itself")
+        raise ValueError("must be the absolute path of a file that has the salt, never the salt itself")
     return path
 
 
@@ -56,7 +56,7 @@ def _salt(path: str) -> str:
 class LimiterSettings:
     """hits_per_s is no setting; tests change it."""
 
-    intake_keys: str = setting("hashed", one_of("hashed", "clear"), "keys of reported decisions")
+    intake_keys: str = setting("hashed", one_of("hashed", "clear"), "how keys of reported decisions are stored")
     limiter_models: Mapping[str, Declared] = setting(
         {},
         by_name(part(Declared), MOST, f"at most {MOST} sections by a limiter's id"),
@@ -72,14 +72,14 @@ class LimiterSettings:
     )
     limiter_names: Mapping[str, str] = setting(
         {},
-        by_name(text("what the limiter is to be called", _name), MOST, f"at most {MOST} names by a limiter's id"),
+        by_name(text("a name", _name), MOST, f"at most {MOST} names by a limiter's id"),
         "names of limiters, by id or by the full name of the calling function: {'shop:*@shop/api.*Pay': pay}",
     )
     key_salt: str = setting(
         "",
         text("the path of a file", _salt),
-        "absolute path of a file that root owns (mode 0600). Keys are hashed with it: nodes with the same file have the"
-        " same hashes; see docs/limiters-names.md",
+        "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt"
+        " have the same hashes; see docs/limiters-names.md",
     )
     hits_per_s: int = HITS_PER_S
 
@@ -90,7 +90,7 @@ def read_salt(path: str) -> bytes:
     """
     if not path:
         return b""
-    what = f"cannot take key_salt from {path}"
+    what = f"cannot read key_salt from {path}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -102,11 +102,13 @@ def read_salt(path: str) -> bytes:
         raise AgentError(what, why=str(error.strerror), remedy=_REMEDY, exit_code=USAGE) from error
     if found.st_mode & 0o077 or found.st_uid:
         problem = (
-            f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}, and with the salt hashed keys"
-            " can be guessed"
+            f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}; whoever has the salt can"
+            " guess hashed keys"
         )
         raise AgentError(what, why=problem, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()
     if not LEAST_SALT <= len(salt) <= MOST_SALT:
-        raise AgentError(what, why=f"a salt has {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE)
+        raise AgentError(
+            what, why=f"a salt must have {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE
+        )
     return salt

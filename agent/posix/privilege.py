@@ -92,7 +92,7 @@ def require_readable() -> None:
     closed = closed_to_others()
     if closed:
         raise AgentError(
-            f"{closed} is closed to other users",
+            f"{closed} is not readable by other users",
             why="tickscope's code or its Python lies below it, and the agent gives up root",
             remedy="install with ./run.sh (into /opt), or chmod o+x it",
             exit_code=PRIVILEGE,

@@ -40,14 +40,14 @@ BOUNDS = (
     UpperBound(
         "processes",
         "time since the last heartbeat of a child process",
-        f"shown as silent after {SILENT_S:g} s, killed after {HUNG_S:g} s",
-        "restarted",
+        f"{SILENT_S:g} s; {HUNG_S:g} s",
+        "shown as silent; killed and restarted",
         "`status` (`sources`), `probe_status`, stderr",
     ),
     UpperBound(
         "processes",
-        "restarts of a child process in a row",
-        f"{IN_A_ROW} within {STEADY_S:g} s of their start",
+        "exits of a child process in a row",
+        f"{IN_A_ROW}, each within {STEADY_S:g} s of its start",
         "not restarted until its settings change or the agent restarts",
         "`status` (`sources`), `probe_status`, stderr",
     ),

@@ -27,7 +27,7 @@ _KEPT_S = 60
 MAX_WORKERS = 256
 #: For docs/limits.md.
 BOUNDS = (
-    UpperBound("queues", "Celery's workers that reply", MAX_WORKERS, "the others are not shown", "`queue_lag.reason`"),
+    UpperBound("queues", "workers of Celery that reply", MAX_WORKERS, "the others are not shown", "`queue_lag.reason`"),
 )
 _QUESTIONS = ("active_queues", "stats")
 

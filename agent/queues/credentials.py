@@ -63,13 +63,13 @@ def _text(file: Path) -> str:
 
 def _name(given: str) -> str:
     if "/" in given or given in (".", ".."):
-        raise ValueError("it is the name of a credential, without its directory")
+        raise ValueError("must be the name of a credential, without its directory")
     return given
 
 
 def _path(given: str) -> str:
     if given and not given.startswith("/"):
-        raise ValueError("it is an absolute path")
+        raise ValueError("must be an absolute path")
     return given
 
 
@@ -85,16 +85,19 @@ class Password:
     file: str = setting(
         "",
         private_text("an absolute path", _path),
-        "file with the password, readable to user tickscope; it is read at each login",
+        "file with the password, readable by user tickscope; read at each login",
         key="password_file",
     )
     variable: str = setting(
-        "", private_text("the name of a variable"), "variable of the agent's environment", key="password_variable"
+        "",
+        private_text("the name of a variable"),
+        "environment variable of the agent with the password",
+        key="password_variable",
     )
     credential: str = setting(
         "",
         private_text("the name of a credential", _name),
-        "credential of systemd (LoadCredential= of the unit)",
+        "systemd credential with the password (LoadCredential= in the unit)",
         key="password_credential",
     )
 
@@ -155,7 +158,7 @@ def password_keys(variables: str) -> ValueType:
         found: Password = kind.read(given, place)
         if found.variable and not found.variable.startswith(variables):
             here = place.below("password_variable")
-            raise here.error(f"{here.name} cannot be used", f"the name of its variable begins with {variables}")
+            raise here.error(f"{here.name} cannot be used", f"the variable's name must begin with {variables}")
         return found
 
     return dataclasses.replace(kind, read=read)

@@ -24,7 +24,7 @@ BOUNDS = (
         "queues",
         "leases of an etcd cluster",
         MAX_LEASES,
-        f"those that end first are asked for, {ASKED} a poll; the others are counted",
+        f"those that end first are queried, {ASKED} per poll; the others are counted",
         "`timer_effect.consequence`",
     ),
 )
@@ -69,9 +69,9 @@ class _Lease:
     def timer(self, polled_ns: int) -> QueueTimer:
         name = b"%x %s" % (self.number, self.key) if self.key else b"%x" % self.number
         if not self.asked_ns:
-            return QueueTimer(NAME, name, "lease", unknown="its time to live was not asked for yet")
+            return QueueTimer(NAME, name, "lease", unknown="its time to live was not queried yet")
         if self.asked_ns < polled_ns and self.least_ns < polled_ns:
-            return QueueTimer(NAME, name, "lease", unknown="renewed or overdue since its time to live was asked for")
+            return QueueTimer(NAME, name, "lease", unknown="renewed or overdue since its time to live was queried")
         return QueueTimer(NAME, name, "lease", due_wall_ns=self.wall_ns, due_ns=self.least_ns)
 
 
@@ -99,7 +99,7 @@ class Leases:
             return [QueueTimer(NAME, b"", "lease", unknown=self._problem)]
         found = [one.timer(polled_ns) for one in self._known.values()]
         if self._more:
-            why = f"only the {MAX_LEASES} leases that end first are asked for"
+            why = f"only the {MAX_LEASES} leases that end first are queried"
             found.append(QueueTimer(NAME, b"", "lease", timers=self._more, unknown=why))
         return found
 

@@ -77,7 +77,7 @@ def http_url(
 def port_number(given: str | int) -> int:
     port = int(given)
     if not 0 < port < 65536:
-        raise BadUrl("a port is no port")
+        raise BadUrl("its port is not a port number")
     return port
 
 

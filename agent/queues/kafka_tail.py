@@ -67,7 +67,7 @@ class RecordField:
         name = text.removeprefix(_HEADER)
         found = cls(header=name) if header else cls(path=tuple(name.split("/")))
         if not all(found.path or (name,)):
-            raise ValueError("it is a path in JSON, such as order/id, or header:NAME")
+            raise ValueError("must be a path in JSON, such as order/id, or header:NAME")
         return found
 
     def __str__(self) -> str:

@@ -71,7 +71,7 @@ class MetricSource:
                 raise NotPrometheus
             return cls(given, found[1].encode(), labels((found[2] or "").encode()))
         except NotPrometheus:
-            raise ValueError('it is a metric, NAME or NAME{label="value"}, or a path in JSON, /queues/*/len') from None
+            raise ValueError('must be a metric, NAME or NAME{label="value"}, or a JSON path, /queues/*/len') from None
 
 
 _SOURCE = text("a metric, or a path in JSON", MetricSource.parse)
@@ -84,21 +84,24 @@ class MappedQueues:
     name: str = setting("", text("a text with {label} in it"), "name of the queue")
     group: str = setting("", text("a text with {label} in it"), "consumer group")
     length: MetricSource | None = setting(None, _SOURCE, "messages that wait")
-    pending: MetricSource | None = setting(None, _SOURCE, "messages in work")
+    pending: MetricSource | None = setting(None, _SOURCE, "messages that are being processed")
     delayed: MetricSource | None = setting(None, _SOURCE, "messages that wait for a set time")
     consumers: MetricSource | None = setting(None, _SOURCE, "consumers, workers")
     limit: MetricSource | None = setting(None, _SOURCE, "capacity of the queue")
     added: MetricSource | None = setting(None, _SOURCE, "counter of the messages that were added")
     done: MetricSource | None = setting(None, _SOURCE, "counter of the messages that were taken or done")
     oldest_s: MetricSource | None = setting(None, _SOURCE, "age of the oldest message, in seconds")
-    oldest_at_s: MetricSource | None = setting(None, _SOURCE, "when the oldest message came, in seconds since 1970")
+    oldest_at_s: MetricSource | None = setting(None, _SOURCE, "time of the oldest message, in seconds since 1970")
 
     def check(self) -> None:
         wrong = (
             (not self.name, "a queue has no name"),
             (self.length is None, f"queue {self.name[:40]} has no length"),
             (self.oldest_s and self.oldest_at_s, "oldest_s and oldest_at_s are the same figure: give one of them"),
-            (len({bool(one.path) for one in self.sources().values()}) > 1, "its sources are metrics and paths in JSON"),
+            (
+                len({bool(one.path) for one in self.sources().values()}) > 1,
+                "its sources must be either metrics or paths in JSON, not both",
+            ),
         )
         if why := next((why for is_wrong, why in wrong if is_wrong), ""):
             raise AgentError("a mapping of queues cannot be used", why=why, exit_code=USAGE)

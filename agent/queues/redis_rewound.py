@@ -86,7 +86,7 @@ class DataHistory:
     def group(self, stream: bytes, group: bytes, before: Id, now: Id, now_ns: int) -> None:
         """The position of a group at the previous poll and now."""
         if now < before and (stream, b"") not in self._events:
-            why = f"the group went back from {shown_id(before)} to {shown_id(now)}: entries are delivered again"
+            why = f"the group went back from {shown_id(before)} to {shown_id(now)}: entries are redelivered"
             self._events[stream, group] = _Event(why, now_ns)
 
     def why(self, stream: bytes = b"", group: bytes = b"") -> str:

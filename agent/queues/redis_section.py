@@ -18,9 +18,12 @@ class RedisServerSection(ServerSection):
             *super().mistakes(),
             (
                 self.url and files and not self.address.tls,
-                "it has certificates, and its url is not rediss://",
+                "it has certificates, but its url does not begin with rediss://",
             ),
-            (self.url and self.user and not self.password.is_set, "it has a user and no password_file or the like"),
+            (
+                self.url and self.user and not self.password.is_set,
+                "it has a user but no password_file, password_variable or password_credential",
+            ),
         )
 
     @property

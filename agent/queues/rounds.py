@@ -24,9 +24,9 @@ PART, SELDOM_S = 0.04, 8.0
 BOUNDS = (
     UpperBound(
         "queues",
-        "processor time of the polls of one server",
+        "CPU time of the polls of one server",
         f"{PART:.0%} of a CPU",
-        f"polled more seldom than `poll_s` says: at most every {SELDOM_S:.0f} s",
+        f"polled less often than `poll_s`, at least every {SELDOM_S:.0f} s",
         "`queue_lag.t_ns`",
         setting="`poll_s`",
     ),

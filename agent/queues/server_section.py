@@ -27,7 +27,7 @@ class ServerSection:
     certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (TLS)")
     key_file: str = setting("", text("the path of a file"), "key of that certificate")
     cluster: str = setting(
-        "", text("a name"), "name that stays the same at another address; none: the cluster's own, or host:port"
+        "", text("a name"), "name of the cluster, which stays the same at another address; none: its own, or host:port"
     )
 
     @property
@@ -45,6 +45,6 @@ class ServerSection:
         beside = self.user or self.password.is_set
         return (
             (not self.url, "it has no url"),
-            (self.url and self.address.password and beside, "it has a password in its url and a login beside it"),
-            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
+            (self.url and self.address.password and beside, "it has a password in its url and a login in the section"),
+            (self.key_file and not self.certificate_file, "it has a key_file but no certificate_file"),
         )

@@ -254,7 +254,7 @@ class Progress:
         if lag and self._reads.too_long(t_ns, self.window_ns):
             for_ns = self._reads.lasted_ns(t_ns)
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:
-                return "stopped", f"no consumer asked for {_s(for_ns)}, {lag}{last.unit} undelivered"
+                return "stopped", f"no consumer requested messages for {_s(for_ns)}, {lag}{last.unit} undelivered"
             full = f"; prefetch exhausted: {last.pending} of {last.prefetch}" if _full(last) else ""
             return "stalled", f"nothing read for {_s(for_ns)}, {lag}{last.unit} undelivered{full}"
         grown = last.pending - self.samples[0].pending

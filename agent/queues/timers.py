@@ -24,9 +24,9 @@ MAX_TIMERS = 100
 BOUNDS = (
     UpperBound(
         "queues",
-        "timers of a server that `timer_effect` lists one by one",
+        "timers of a server with a row each in `timer_effect`",
         MAX_TIMERS,
-        f"those due first are listed, the others are counted by queue, of the first {MAX_TIMERS} queues",
+        f"those due first have rows; the others are counted, one row per queue, for {MAX_TIMERS} queues",
         "`timer_effect.timers`",
     ),
 )
@@ -63,8 +63,8 @@ _ETCD = "a lease with a key"
 _NATS, _NATS_MEASURED = ("2.9", "2.10"), "NATS 2.9.10 and 2.10.27"
 #: Of ids, whatever the server: their producers make them.
 _IDS = (
-    "no id comes twice, and none is below an older one",
-    "until then, new ids of this host sort before older ones (Snowflake: may repeat), if a process forgets its last",
+    "ids stay unique and in order",
+    "until the clock has caught up, new ids of this host may sort before older ones (Snowflake: may repeat)",
     "uuid6 2025.0.1, uuid-utils 1.2.0 and a Snowflake worker, with a clock that went back",
 )
 RULES = (
@@ -74,8 +74,8 @@ RULES = (
         "redelivery",
         (),
         "wall",
-        "workers on this host deliver it again early, also if it still runs: it may run twice",
-        "workers on this host deliver it again late",
+        "redelivered early by workers on this host, even if it still runs: it may run twice",
+        "redelivered late by workers on this host",
         f"{_KOMBU}: the visibility timeout",
     ),
     TimerRule(
@@ -83,8 +83,8 @@ RULES = (
         "eta",
         (),
         "monotonic",
-        "runs when it was due while its worker holds it",
-        "runs when it was due while its worker holds it",
+        "runs on time, while its worker holds it",
+        "runs on time, while its worker holds it",
         "Celery 5.7.0: a task with a countdown that a worker holds",
     ),
     TimerRule("redis", "ttl", _MEASURED, "wall", "the key expires early", "the key expires late", _REDIS),
@@ -93,8 +93,8 @@ RULES = (
         "lock",
         _MEASURED,
         "wall",
-        "the lock is free early, while its owner still works: two may hold it",
-        "a lock that its owner does not release is free late",
+        "the lock expires early, while its owner still works: two may hold it",
+        "a lock that its owner does not release expires late",
         _REDIS,
     ),
     TimerRule(
@@ -102,7 +102,7 @@ RULES = (
         "lease",
         _MEASURED,
         "wall",
-        "the lease ends early: another may take it while its owner still works",
+        "the lease ends early, while its owner still works: another may take it",
         "the lease of an owner that is gone ends late",
         _REDIS,
     ),
@@ -112,21 +112,21 @@ RULES = (
         _MEASURED,
         "wall",
         "the window ends early: duplicates pass",
-        "the window ends late: repeats that are meant are dropped",
+        "the window ends late: intended repeats are dropped",
         _REDIS,
     ),
     *(
         TimerRule("rabbitmq", kind, ("3.10", "4.0"), "checked", forward, backward, _CLASSIC, "classic queues")
         for kind, forward, backward in (
-            ("ttl", "the first expires when it was due, those behind it with it: early", "messages expire late"),
-            ("eta", "the first leaves when it was due, those behind it with it: early", "messages leave late"),
+            ("ttl", "the first message expires on time, those behind it with it: early", "messages expire late"),
+            ("eta", "the first message leaves on time, those behind it with it: early", "messages leave late"),
         )
     ),
     *(
         TimerRule(
             *("rabbitmq", kind, ("3.10",), "monotonic"),
-            f"{what} when they were due, up to 1 % early",
-            f"{what} when they were due, up to 1 % late",
+            f"{what} on time, or up to 1 % early",
+            f"{what} on time, or up to 1 % late",
             _RABBIT,
             "quorum queues",
         )
@@ -137,8 +137,8 @@ RULES = (
         "lease",
         ("3.10",),
         "monotonic",
-        "the queue is deleted when it was due, up to 1 % early",
-        "the queue is deleted when it was due, up to 1 % late",
+        "the queue is deleted on time, or up to 1 % early",
+        "the queue is deleted on time, or up to 1 % late",
         "RabbitMQ 3.10.8: x-expires",
     ),
     TimerRule(
@@ -146,7 +146,7 @@ RULES = (
         "retention",
         (),
         "wall",
-        "records that were not read are deleted early",
+        "unread records are deleted early",
         "records are deleted late",
         "Kafka 4.4.0 with a shifted clock: retention.ms with CreateTime and LogAppendTime",
     ),
@@ -164,7 +164,7 @@ RULES = (
         "lease",
         ("3.4",),
         "both",
-        "the lease ends when it was due",
+        "the lease ends on time",
         "the lease of an owner that is gone ends late, and its keys stay",
         f"etcd 3.4.23: {_ETCD}",
     ),
@@ -173,8 +173,8 @@ RULES = (
         "lease",
         ("3.5",),
         "monotonic",
-        "the lease ends when it was due",
-        "the lease ends when it was due",
+        "the lease ends on time",
+        "the lease ends on time",
         f"etcd 3.5.16: {_ETCD}",
     ),
     TimerRule(
@@ -182,7 +182,7 @@ RULES = (
         "retention",
         _NATS,
         "checked",
-        "messages are deleted early, when the server looks next: at the latest when the first was due",
+        "messages are deleted early, at the server's next check: at the latest when the first was due",
         "messages are deleted late",
         f"{_NATS_MEASURED}: MaxAge, in memory and in files",
     ),
@@ -191,8 +191,8 @@ RULES = (
         "redelivery",
         _NATS,
         "checked",
-        "delivered again early, when the server looks next, also if it is still worked on",
-        "delivered again late",
+        "redelivered early, at the server's next check, even if it is still processed",
+        "redelivered late",
         f"{_NATS_MEASURED}: AckWait",
     ),
     TimerRule(
@@ -200,8 +200,8 @@ RULES = (
         "dedup",
         _NATS,
         "checked",
-        "the window ends early, when the server looks next: duplicates pass",
-        "the window ends late: repeats that are meant are dropped",
+        "the window ends early, at the server's next check: duplicates pass",
+        "the window ends late: intended repeats are dropped",
         f"{_NATS_MEASURED}: Nats-Msg-Id",
     ),
 )
@@ -272,7 +272,7 @@ def elsewhere(host: str) -> str:
     """
     if not host or _on_this_host(host, int(time.monotonic() // 60)):
         return ""
-    return f"{host} is no address of this host: its clock may be another one"
+    return f"{host} is not an address of this host: its clock may differ"
 
 
 @lru_cache(64)

@@ -142,7 +142,7 @@ def _result(found: Mapping[str, object]) -> int | None:
     for name, means in (("ALLOWED", True), ("LIMITED", False)):
         if name in found:
             if not isinstance(found[name], bool):
-                raise Malformed(f"{name.lower()} is true or false")
+                raise Malformed(f"{name.lower()} must be true or false")
             return _RESULTS["allowed" if found[name] is means else "refused"]
     return None
 
@@ -164,5 +164,5 @@ def _value(name: str, column: str, value: Value, unit: float) -> object:
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise Malformed(f"{name} is a text")
+        raise Malformed(f"{name} must be a text")
     return str(value)

@@ -21,11 +21,11 @@ def _address(given: object) -> tuple[str, int] | None:
     except ValueError:
         local = False
     if not local:
-        raise ValueError("it is a loopback address, such as 127.0.0.1:24318 or [::1]:24318")
+        raise ValueError("must be a loopback address, such as 127.0.0.1:24318 or [::1]:24318")
     if port in (4317, 4318):
-        raise ValueError(f"port {port} is an OpenTelemetry Collector's: use another, such as 2{port}")
+        raise ValueError(f"port {port} is that of an OpenTelemetry Collector: use another one, such as 2{port}")
     if port < 1024:
-        raise ValueError("the receiver has no privilege, so its port is at least 1024")
+        raise ValueError("the port must be at least 1024, because the receiver has no privileges")
     return host, port
 
 
@@ -43,7 +43,7 @@ class ReceiverSettings:
     http: tuple[str, int] | None = setting(
         None,
         value(_address, "address:port of loopback, or empty"),
-        "where OTLP over HTTP is received from programs of this host: 127.0.0.1:24318. Spans and logs of rate limiters"
-        " become decisions; see docs/adapters.md",
+        "address that receives OTLP over HTTP from programs of this host, such as 127.0.0.1:24318. Spans and logs of"
+        " rate limiters become decisions; see docs/adapters.md",
     )
     grpc: None = setting(None, value(_grpc, "empty"))

@@ -31,7 +31,7 @@ BOUNDS = (
         "limiters",
         "counters in Redis that are watched for a lost expiry",
         _KEYS,
-        "those that were not used for longest are not watched",
+        "those unused for longest are no longer watched",
         "`status` (`redis_limiters`: `counters_forgotten`)",
     ),
 )

@@ -47,7 +47,7 @@ _CLIENTS = 4096
 BOUNDS = (
     UpperBound(
         "limiters",
-        "decisions in Redis per second and user",
+        "decisions in Redis with a row each, per second and user",
         DECISIONS_PER_S,
         "the next row counts the others",
         "`sample_rate`",

@@ -26,9 +26,9 @@ CLIENTS = 32
 CLIENT_S = 2.0
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
-    "refused": f"connections refused, since {CLIENTS} were there",
+    "refused": f"connections refused, because {CLIENTS} were open",
     "late": f"connections closed that sent no request, or did not read the answer, within {CLIENT_S:g} s",
-    "no_descriptor": "times no connection could be taken for want of descriptors",
+    "no_descriptor": "connections not accepted for lack of descriptors",
 }
 _LIMIT, _CHUNK = 256, 4096
 #: For docs/limits.md.
@@ -175,7 +175,7 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
     except TimeoutError as error:
         raise AgentError(
             "the agent does not answer",
-            why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no processor time",
+            why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no CPU time",
             remedy="tickscope status --wait 30",
             exit_code=UNREACHABLE,
         ) from error
@@ -193,7 +193,7 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
         raise AgentError(
             "the agent gave no answer",
             why=str(document["error"]),
-            remedy="look at the agent's log",
+            remedy="see the agent's log",
             exit_code=UNREACHABLE,
         )
     return document

@@ -68,7 +68,7 @@ def _changed(row: np.void) -> str:
         kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
     elif row["size_ns"] not in (NULL_I64, 0):
         kind += f" of {span(row['size_ns'])}"
-    who = printable(row["comm"]) or "actor unknown"
+    who = printable(row["comm"]) or "unknown process"
     return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
 
 

@@ -14,10 +14,10 @@ from agent.service.bounds import Bounds
 NAME = "correlator"
 #: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
-    "subjects": "seconds of limiters, queues, brokers or listeners beyond its room",
-    "pending": "rows beyond its pace",
+    "subjects": "seconds of limiters, queues, brokers or listeners above the limit",
+    "pending": "rows above the limit",
     "late": "rows that came too late",
-    "findings": "findings beyond its room",
+    "findings": "findings above the limit",
     "faults": "failed batches",
     "servers": "local servers",
     "rules": "failed rules",
@@ -30,4 +30,4 @@ class Unevaluated(Bounds):
     """
 
     def __init__(self, losses: Callable[[], dict[str, int]]) -> None:
-        super().__init__(NAME, losses, REASONS, lead="not judged for findings: ")
+        super().__init__(NAME, losses, REASONS, lead="not evaluated for findings: ")

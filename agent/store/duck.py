@@ -166,7 +166,7 @@ def usage(message: str, tables: Iterable[str]) -> AgentError:
     first = message.partition("\n")[0]
     if first.startswith("Out of Memory"):
         return AgentError(
-            f"the query needs more than {MEMORY} of memory", remedy="ask for less: --since, --where, fewer columns"
+            f"the query needs more than {MEMORY} of memory", remedy="query less: --since, --where, fewer columns"
         )
     if match := re.search(r'(?:column|Column with name) "?([\w.]+)"? (?:not found|does not exist)', first):
         return unknown(match[1], sorted({c for t in tables for c in columns(t)}), "column")
@@ -175,7 +175,7 @@ def usage(message: str, tables: Iterable[str]) -> AgentError:
     if re.search(r"Overflow in .* of INT\d", first):
         return AgentError(
             f"bad SQL: {first}",
-            why="numbers written without a point are 32 or 64 bits wide, as they are long",
+            why="a number without a decimal point has 32 or 64 bits, depending on its size",
             remedy="write 1000000000::BIGINT, or 1e9",
             exit_code=USAGE,
         )

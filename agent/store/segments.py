@@ -66,7 +66,7 @@ def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentErr
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy = f"run as root or as a member of the group tickscope, or {remedy}"
     elif error.errno == errno.EIO:
-        remedy = f"look at the kernel log (dmesg) for this disk, or {remedy}"
+        remedy = f"see the kernel log (dmesg) for its disk, or {remedy}"
     return AgentError(f"cannot {verb} the store at {path}: {error.strerror}", remedy=remedy, exit_code=UNREACHABLE)
 
 

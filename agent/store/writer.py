@@ -36,7 +36,7 @@ CLOSE_S = 5.0
 BOUNDS = (
     UpperBound(
         "store",
-        "rows waiting while the file system does not answer",
+        "rows that wait while the file system does not answer",
         MOST_BYTES >> 20,
         "the oldest are dropped",
         "`status` (`store`: stalled), `loss` (`store`)",
@@ -137,7 +137,7 @@ class Writer:
             reason = f"stalled for {stalled_s:.0f} s: the file system does not answer"
             found.update(state="degraded", reason=reason, remedy=remedy.UNANSWERED)
         elif self._fault and not found["reason"]:
-            found.update(state="degraded", reason=self._fault, remedy="report this")
+            found.update(state="degraded", reason=self._fault, remedy="report this as a bug")
         return found
 
     def close(self) -> None:

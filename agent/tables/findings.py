@@ -10,15 +10,15 @@ DECLARED = (
     table(
         "finding",
         "a finding, its latest state",
-        text("finding_id", 32, "its id", "tickscope.finding.id"),
-        enum("state", "open closed", "open: still going on"),
+        text("finding_id", 32, "id of the finding", "tickscope.finding.id"),
+        enum("state", "open closed", "open: the symptom or its cause continues"),
         enum(
             "severity",
             "notice alarm",
-            "notice: a clock jump below the threshold (--jump-threshold) with no symptom after it",
+            "notice: a clock jump below the threshold (--jump-threshold) without a symptom; alarm: all others",
         ),
-        i64("start_ns", "first seen, CLOCK_BOOTTIME", "ns"),
-        i64("end_ns", "last seen, CLOCK_BOOTTIME", "ns"),
+        i64("start_ns", "start of the symptom, CLOCK_BOOTTIME", "ns"),
+        i64("end_ns", "end of the symptom so far, CLOCK_BOOTTIME", "ns"),
         text("symptom", 24, "the symptom (docs/symptoms-causes.md)", names=SYMPTOMS),
         text("subject", 128, "what had the symptom"),
         text("cause", 24, "the cause with the highest score", names=CAUSES),
@@ -35,11 +35,11 @@ DECLARED = (
             "the object that caused it, instead of or beside a process: ip:port of a server, a consumer,"
             " a device, a cgroup",
         ),
-        f64("confidence", "score of the best verdict, 0 to 1"),
+        f64("confidence", "score of the cause, 0 to 1; 0.3 if the cause is unknown"),
         text(
             "sentence",
             480,
-            "the finding as one sentence, times in UTC; boot+SECONDS while the wall clock was not known yet",
+            "the finding as one sentence. Times are in UTC, or boot+SECONDS if wall time was not known yet",
         ),
         json_text(
             "sentence_parts",
@@ -52,23 +52,23 @@ DECLARED = (
     ),
     table(
         "verdict",
-        "one cause that was considered for a finding. The rows with the latest t_ns hold: the"
-        " finding's causes, and the causes that were ruled out",
+        "one cause that was considered for a finding, whether it fits or was ruled out. The rows with the latest t_ns"
+        " are valid",
         text("finding_id", 32, "id of the finding", "tickscope.finding.id"),
         i64("rank", "1: the best; ruled-out causes come last"),
         text("cause", 24, "the cause", names=CAUSES),
         text("cause_detail", 24, "detail of the cause, as in finding"),
         f64("score", "how well it explains the finding, 0 to 1"),
-        boolean("ruled_out", "whether the cause was ruled out; a score of 0 without it: it was not checked"),
-        text("reason", 256, "reason, in words"),
+        boolean("ruled_out", "whether the cause was ruled out; false with a score of 0: the cause was not checked"),
+        text("reason", 256, "reason of the score, in words"),
         measure="score",
         latest_by="finding_id",
         as_of="t_ns",
     ),
     table(
         "evidence",
-        "one piece of evidence of a finding, about the time from t_ns to end_ns. SELECT * FROM table"
-        " WHERE keys AND t_ns BETWEEN t_ns AND end_ns gives the rows behind it",
+        "one piece of evidence of a finding, for the time from t_ns to end_ns. Its source is the rows of `table` that"
+        " match `keys` in that time",
         i64(
             "as_of_ns", "when the evidence was recorded, CLOCK_BOOTTIME; queries show the latest set of a finding", "ns"
         ),
@@ -76,22 +76,22 @@ DECLARED = (
         text(
             "cause",
             24,
-            "the cause; with role timeline, empty for the symptom itself",
+            "the cause that it supports or contradicts; empty: the symptom itself (role timeline)",
             names=CAUSES,
         ),
         enum(
             "role",
             "for against timeline",
-            "for: supports the cause; against: speaks against it; timeline: what happened when",
+            "for: supports the cause; against: contradicts it; timeline: an event in the course of the finding",
         ),
-        text("table", 24, "table of the rows behind it (a keyword of SQL: quote it)"),
+        text("table", 24, "table of the source rows (a keyword of SQL: quote it)"),
         text("column", 24, "column of the value (also a keyword); empty: the value is a count of rows"),
-        json_text("keys", 256, "values by column that select the rows in that table, as queries show them"),
+        json_text("keys", 256, "column values that select the source rows, as queries show them"),
         text("what", 48, "what the value is"),
-        f64("value", "in its unit"),
-        text("unit", 16, "of value and baseline"),
-        f64("baseline", "usual value"),
-        i64("end_ns", "end of that time, CLOCK_BOOTTIME", "ns"),
+        f64("value", "the value, in `unit`"),
+        text("unit", 16, "unit of value and baseline"),
+        f64("baseline", "usual value, in `unit`"),
+        i64("end_ns", "end of the time of the evidence, CLOCK_BOOTTIME", "ns"),
         text("object", 128, "limiter, queue, peer or process, as text"),
         json_text("details", 512, "further values, by name"),
         measure="value",

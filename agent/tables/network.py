@@ -12,10 +12,10 @@ DECLARED = (
         *PROC,
         *SOCK,
         INTERVAL,
-        i64("samples", "RTT samples counted (gated per socket)"),
+        i64("samples", "smoothed RTTs that were sampled: a part of the segments"),
         i64("rtt_min_us", "smallest smoothed RTT", "us"),
         i64("rtt_max_us", "largest smoothed RTT", "us"),
-        i64("rtt_sum_us", "sum over samples", "us"),
+        i64("rtt_sum_us", "sum of the sampled smoothed RTTs", "us"),
         i64("srtt_us", "last smoothed RTT", "us"),
         i64(
             "raw_min_us",
@@ -25,7 +25,7 @@ DECLARED = (
         i64("raw_max_us", "longest measured round trip of one segment, not smoothed", "us"),
         i64("segments", "data segments sent"),
         i64("again", "segments retransmitted"),
-        i64("doubled", "retransmitted segments that the peer already had (its DSACKs): retransmitted without need"),
+        i64("doubled", "segments retransmitted without need: the peer already had them (DSACK)"),
         hist("us"),
         measure="srtt_us",
     ),
@@ -41,7 +41,7 @@ DECLARED = (
     ),
     table(
         "tcp_retransmit",
-        "a retransmitted segment, or an interval's count",
+        "a retransmitted segment, or the number of them in an interval",
         *PROC,
         *SOCK,
         enum("kind", "data synack syn", "what was retransmitted"),
@@ -66,15 +66,15 @@ DECLARED = (
         "the end of a connection",
         *PROC,
         *SOCK,
-        i64("duration_ns", "from ESTABLISHED to CLOSE", "ns"),
+        i64("duration_ns", "from ESTABLISHED to CLOSED", "ns"),
         i64("bytes_in", "bytes received", "bytes"),
         i64("bytes_out", "bytes acknowledged by the peer", "bytes"),
         i64("retransmits", "segments retransmitted"),
         i64("srtt_us", "last smoothed RTT", "us"),
         i64(
             "waited_ns",
-            "if the client closed the connection before an answer to its last request arrived: how long"
-            " it had waited, to one kernel tick; else null",
+            "time that the client had waited when it closed the connection without an answer to its last request, to"
+            " one kernel tick; null: no such wait",
             "ns",
         ),
         measure="duration_ns",
@@ -87,19 +87,19 @@ DECLARED = (
         *PROC,
         *SOCK,
         INTERVAL,
-        i64("requests", "answered requests, a lower bound; in the first bucket of hist: faster than one kernel tick"),
+        i64("requests", "answered requests (lower bound); first bucket of hist: faster than one kernel tick"),
         i64("unanswered", "requests that had no answer when their connection ended"),
         i64(
             "waiting",
-            "unanswered requests, half a second old or older, among the sampled connections; max_ns may"
-            " be of one of them",
+            "requests without an answer for half a second or longer, of the sampled connections; max_ns may be that of"
+            " one of them",
         ),
         i64("sum_ns", "total", "ns"),
         i64("held_ns", "the part of sum_ns from requests of 128 ms or longer, accurate to a factor of two", "ns"),
-        i64("max_ns", "the slowest response; peer and tid of this row belong to it", "ns"),
+        i64("max_ns", "slowest response; peer and tid are of this response", "ns"),
         i64("max_from_ns", "arrival of the slowest request, CLOCK_BOOTTIME", "ns"),
         i64("p50_ns", "median response time, accurate to a factor of two; 0: faster than one kernel tick", "ns"),
-        i64("p90_ns", "90th percentile of the response time, likewise", "ns"),
+        i64("p90_ns", "90th percentile of the response time, with the accuracy of p50_ns", "ns"),
         i64("uid", "real user id of the process"),
         hist("ns"),
         measure="max_ns",
@@ -137,8 +137,8 @@ DECLARED = (
         i64("requests", "answered requests, a lower bound"),
         i64(
             "sum_ns",
-            "response times of a millisecond or longer, in total: from the server's read of the request"
-            " to the client's read of the answer",
+            "sum of the response times of 1 ms or longer, from the server's read of the request to the client's read of"
+            " the answer",
             "ns",
         ),
         i64("max_ns", "the longest", "ns"),
@@ -150,16 +150,16 @@ DECLARED = (
         *PROC,
         *SOCK,
         text("library", 16, "TLS library"),
-        text("library_version", 32, "its version"),
+        text("library_version", 32, "version of the library"),
         i64("duration_ns", "elapsed time from the first call to the end", "ns"),
-        i64("in_call_ns", "time inside calls", "ns"),
-        i64("calls", "calls of the library"),
-        enum("result", "ok failed abandoned", "how it ended"),
+        i64("in_call_ns", "part of duration_ns inside calls of the library", "ns"),
+        i64("calls", "number of calls of the library"),
+        enum("result", "ok failed abandoned", "abandoned: the program gave up before the end"),
         text("error", 64, "why it failed", "error.type"),
         i64(
             "verify_result",
-            "result of the certificate check (X509_V_ERR number, 0: valid), also if the handshake went"
-            " on; null: no certificate",
+            "result of the certificate check (X509_V_ERR number, 0: valid), also if the handshake continued; null: no"
+            " certificate",
         ),
         text("tls_version", 8, "negotiated version, for example 1.3", "tls.protocol.version"),
         measure="duration_ns",
@@ -190,7 +190,7 @@ DECLARED = (
         enum(
             "source",
             "getaddrinfo socket go",
-            "how the lookup was observed: call of the C library, answer on a socket of the thread, or Go's resolver",
+            "how it was observed. getaddrinfo: call of the C library; socket: answer on a socket; go: Go's resolver",
         ),
         i64("uid", "real user id of the process"),
         measure="duration_ns",

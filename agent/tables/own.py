@@ -19,12 +19,12 @@ DECLARED = (
     table(
         "probe_status",
         "a probe's state",
-        text("probe", 32, "family or program"),
+        text("probe", 32, "family of BPF programs, or the observed program"),
         enum("state", "attached degraded unavailable off", "state of the probe"),
         text("reason", 256, "reason of the state"),
-        text("remedy", 160, "what to do"),
-        i64("hits", "number of runs"),
-        i64("run_ns", "total run time", "ns"),
+        text("remedy", 160, "what to do about it"),
+        i64("hits", "runs of its programs; counted while kernel.bpf_stats_enabled is 1"),
+        i64("run_ns", "total run time of its programs, likewise", "ns"),
         measure="hits",
     ),
 )

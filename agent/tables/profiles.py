@@ -13,7 +13,7 @@ DECLARED = (
         text(
             "investigation",
             16,
-            "id of the profile, PROFILE.NUMBER, which its rows in other tables share; rows of the whole"
+            "id of the profile, PROFILE.NUMBER: the same in its rows of other tables; rows of the whole"
             " host, such as disks, have number 0",
         ),
         *PROC,
@@ -24,15 +24,15 @@ DECLARED = (
         text("families", 96, "attached families: calls oncpu offcpu block contention reclaim synack"),
         i64("begun_ns", "start of the profile, CLOCK_BOOTTIME", "ns"),
         i64("interval_ns", "duration", "ns"),
-        i64("found", "rows of the profile"),
+        i64("found", "number of rows of the profile in other tables"),
         text("reason", 160, "what failed, and why"),
         measure="interval_ns",
         latest_by="investigation",
     ),
     table(
         "off_cpu",
-        "the time that threads of a process did not run during an on-demand profile, for one stack;"
-        " the longest come first",
+        "the time that threads of a process did not run during an on-demand profile, for one stack. Rows with the most"
+        " time come first",
         *PROC,
         LOOK,
         INTERVAL,
@@ -53,17 +53,16 @@ DECLARED = (
         i64("max_ns", "the longest", "ns"),
         i64(
             "waker_pid",
-            "process that woke the thread by a system call; null: an interrupt (timer, packet) did. Only"
-            " for a thread that owed an answer and slept when the profile began; such a thread has rows"
-            " of its own, one until each wake-up",
+            "process that woke the thread by a system call; null: an interrupt (timer, packet) did. Only for a thread"
+            " that had read a request and slept when the profile began: it has one row for each sleep",
         ),
         i64("waker_tid", "thread that woke it"),
         text("waker_comm", 16, "command name of that thread, or `interrupt`"),
         text(
             "kernel_stack",
             512,
-            "kernel functions, innermost first; only one if the thread slept during the whole profile; an"
-            " address if the name is unknown",
+            "kernel functions, innermost first; an address if the name is unknown. Only the innermost one if the thread"
+            " slept during the whole profile",
         ),
         text(
             "user_stack",
@@ -75,7 +74,8 @@ DECLARED = (
     ),
     table(
         "on_cpu",
-        "the CPU time of a process during an on-demand profile, for one thread and stack; the longest come first",
+        "the CPU time of a process during an on-demand profile, for one thread and stack. Rows with the most time come"
+        " first",
         *PROC,
         LOOK,
         INTERVAL,
@@ -93,7 +93,7 @@ DECLARED = (
         LOOK,
         INTERVAL,
         text("device", 16, "the disk: sda nvme0n1 dm-0"),
-        enum("op", "read write flush discard other all", "all: the sum of the disk"),
+        enum("op", "read write flush discard other all", "all: all operations of all processes"),
         i64("count", "completed requests"),
         i64(
             "unfinished",
@@ -116,7 +116,7 @@ DECLARED = (
         INTERVAL,
         text("lock", 64, "name of the lock, else of the function that takes it"),
         text("address", 20, "address of the lock"),
-        text("kind", 24, "spin mutex rtmutex percpu, read, write"),
+        text("kind", 24, "kind of lock: spin mutex rtmutex percpu; and read or write"),
         enum(
             "path",
             "process handshake",
@@ -135,7 +135,7 @@ DECLARED = (
         LOOK,
         INTERVAL,
         enum("kind", "reclaim compaction", "reclaim of pages, or compaction for huge pages"),
-        i64("count", "number of sleeps"),
+        i64("count", "number of stalls"),
         i64("sum_ns", "total", "ns"),
         i64("max_ns", "the longest", "ns"),
         i64("pages", "freed pages"),

@@ -8,9 +8,8 @@ from agent.tables.shared import INTERVAL, PROC, table
 DECLARED = (
     table(
         "resource",
-        "one resource of one watched process (it makes limiter decisions or serves connections) at"
-        " one poll. A row is written when the resource is nearly used up or is throttled, and from"
-        " time to time",
+        "one resource of one process that makes limiter decisions or serves connections, at one poll. Rows are written"
+        " when the resource is nearly used up or throttled, and else from time to time",
         *PROC,
         enum(
             "kind",
@@ -45,7 +44,7 @@ DECLARED = (
     ),
     table(
         "cpu_use",
-        "the CPU time of one watched process in an interval, all threads together. No row below 20 ms",
+        "the CPU time of one process in an interval, all threads together; no row below 20 ms",
         *PROC,
         INTERVAL,
         i64("user_ns", "user time", "ns"),

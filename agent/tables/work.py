@@ -23,8 +23,8 @@ DECLARED = (
         peer("remote ip:port of a wait on a socket"),
         i64("count", "observed calls, not scaled"),
         i64("errors", "calls that returned an error"),
-        i64("sum_ns", "total", "ns"),
-        i64("max_ns", "longest", "ns"),
+        i64("sum_ns", "total duration", "ns"),
+        i64("max_ns", "longest duration", "ns"),
         i64("run_queue_ns", "with basis blocked: time runnable but not running", "ns"),
         hist("ns"),
         LOOK,
@@ -34,13 +34,13 @@ DECLARED = (
         "slow_syscall",
         "one slow system call, or a wait inside a decision",
         *PROC,
-        enum("kind", "slow waiting", "slow: blocked, not on input; waiting: for input"),
+        enum("kind", "slow waiting", "slow: blocked, but not on input; waiting: blocked on input"),
         peer("remote ip:port where the fd is a socket"),
         text("syscall", 24, "system call", "syscall.name"),
         i64("nr", "system call number", "", "syscall.nr"),
         i64("fd", "file descriptor"),
         text("fd_type", 16, "what the fd is: file socket pipe eventfd ..."),
-        i64("duration_ns", "the call's time (blocked basis: first block to last wake)", "ns"),
+        i64("duration_ns", "duration of the call (basis blocked: from the first block to the last wake-up)", "ns"),
         i64("blocked_ns", "part of duration_ns: asleep", "ns"),
         i64("run_queue_ns", "part of duration_ns: runnable but not running", "ns"),
         BASIS,
@@ -61,8 +61,8 @@ DECLARED = (
     table(
         "cpu_wait",
         "the time in an interval that the threads of one process were ready to run while another"
-        " process ran. Only waits of a millisecond or more; at most 64 pairs of processes an"
-        " interval, the longest waits of each user in turn",
+        " process ran. Only waits of 1 ms or longer; at most 64 pairs of processes per interval: the longest waits,"
+        " taken from each user in turn",
         *PROC,
         INTERVAL,
         *BY,
@@ -89,7 +89,7 @@ DECLARED = (
             "stopped, continued, killed: by a signal; exited: by exit(); frozen, thawed: all processes of"
             " cgroup_id; traced: a debugger attached and may stop the process",
         ),
-        i64("signal", "the signal; exited: the last termination signal that it got"),
+        i64("signal", "the signal; exited: the last termination signal that the process got"),
         i64("exit_code", "exit status"),
         i64("sender_pid", "process that sent the signal or froze the cgroup; null: the kernel, or not known"),
         text("sender_comm", 16, "command name of that process"),
@@ -99,8 +99,7 @@ DECLARED = (
             "sender_is",
             "kernel itself parent ancestor terminal other asked",
             "relation of the sender to the process. asked: the sender had sent a termination signal"
-            " before SIGKILL; parent: the parent, another child of it, or the first process of the host;"
-            " terminal: same terminal",
+            " before SIGKILL; parent: the parent, a sibling, or pid 1; terminal: a process of the same terminal",
         ),
         measure="signal",
     ),

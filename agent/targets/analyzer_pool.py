@@ -122,7 +122,7 @@ class _Analyzer:
         if code is not None:
             self.child.end()
             if code == -signal.SIGXCPU:
-                return AnalysisFailed(f"examining it took more than {ANALYZER_CPU_S} s of processor time", overrun=True)
+                return AnalysisFailed(f"examining it took more than {ANALYZER_CPU_S} s of CPU time", overrun=True)
             return AnalysisFailed(f"the process that examined it ended with {how(code)}", overrun=True, passing=True)
         if time.monotonic() - self.since_s <= (ANALYZER_WALL_S if self.ready else ANALYZER_START_S):
             return None

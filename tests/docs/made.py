@@ -1,4 +1,4 @@
-"""What the documents say by itself from the code: one function a block, named as the block is. Markdown; pure."""
+"""The generated blocks of the documents, from the code: one function per block, with its name. Markdown; pure."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def metrics() -> str:
             f"`{m.prometheus}`",
             m.instrument,
             m.description,
-            labels([*map(m.attribute, m.columns), *dict(m.labels)]),
+            labels([*map(m.attribute, m.columns), *dict(m.labels), *m.observed]),
             labels(map(m.attribute, m.detail)),
             f"[`{m.table}`](tables.md#{m.table})" if m.table else "-",
         ]
         if m.prometheus in rows:  # one name may be made of several tables
             row[5] = f"{rows[m.prometheus][5]} {row[5]}"
         rows[m.prometheus] = row
-    return _table(("name", "kind", "what", "labels", "more with `detail: full`", "from"), rows.values())
+    return _table(("name", "kind", "what", "labels", "more with `detail: full`", "table"), rows.values())
 
 
 def alerts() -> str:
@@ -124,7 +124,7 @@ def alerts() -> str:
         return re.sub(r"\{\{ \$value[^}]*\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
 
     return _table(
-        ("alert", "severity", "it says", "then"),
+        ("alert", "severity", "summary", "next command"),
         [(f"`{r.alert}`", r.severity, summary(r.summary), r.todo) for r in RULES],
     )
 
@@ -141,7 +141,7 @@ def models() -> str:
         (f"`{m.name}`", m.meaning, m.source, m.unlike or "-", " ".join(used.get(m.name, ["-"])))
         for m in MODELS.values()
     ]
-    return _table(("model", "what it does", "read in", "what it leaves out", "libraries"), rows)
+    return _table(("model", "what it does", "source", "differences from the source", "libraries"), rows)
 
 
 def brokers() -> str:
@@ -257,7 +257,7 @@ def causes() -> str:
 
     declared = sorted(catalogue.causes().items())
     of = {name: [k.name for k in kinds().values() if any(r.cause == name for r in k.right)] for name, _ in declared}
-    heads = ("cause", "what it means", "what to do next", "faults of the laboratory for which it is a right answer")
+    heads = ("cause", "what it means", "what to do next", "faults of the laboratory that it explains")
     rows = [
         (f"`{name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[name]) or "-") for name, c in declared
     ]
@@ -288,16 +288,15 @@ def thresholds() -> str:
     return _table(("what", "value", "meaning"), [(f"`{name}`", shown(name), meaning) for name, meaning in meanings])
 
 
-#: How the rows of the benchmarks' table begin that say what the agent costs others, and how soon it tells.
+#: Beginnings of the rows of the benchmarks' table with the agent's cost to the host, and its delays.
 _COSTS = (
     "redis-benchmark",
-    "CPU of",
+    "CPU time of redis-server",
     "PSS",
-    "start to",
-    "agent on an idle",
-    "agent beside",
-    "event to visible",
-    "jump notice",
+    "start until",
+    "CPU of all processes",
+    "time from an event",
+    "delay of a jump notice",
 )
 
 
@@ -343,11 +342,11 @@ def limiters() -> str:
             "library",
             "language",
             "versions",
-            "its clock",
-            "counts by",
+            "clock",
+            "algorithm",
             "wall clock set back by D",
-            "set forward by D",
-            "decisions seen",
+            "wall clock set forward by D",
+            "decisions observed",
         ),
         rows,
     )
@@ -485,7 +484,7 @@ def bounds() -> str:
         )
     )
     assert {one.area for one in found} == AREAS.keys()
-    heads = ("what", "bound", "then", "shown in", "setting")
+    heads = ("what", "limit", "effect", "shown in", "setting")
     return "\n".join(
         f"## {title}\n\n"
         + _table(heads, [(b.what, b.text(), b.then, b.shown, b.setting) for b in found if b.area == area])
@@ -508,7 +507,7 @@ def timers() -> str:
         )
         for r in RULES
     ]
-    heads = ("system", "kind", "server", "clock", "a jump forward", "a jump back", "measured with")
+    heads = ("system", "kind", "server", "clock", "after a jump forward", "after a jump back", "measured with")
     return _table(heads, rows)
 
 

@@ -168,9 +168,9 @@ def line_of(text: str, what: str) -> int:
         (
             ("      cost: i32 dx", "      cost: int dx"),
             "cost",
-            ("how large 'int' is depends", "i32 in C and C++, i64 in Go"),
+            ("the size of 'int' depends", "i32 in C and C++, i64 in Go"),
         ),
-        (("    window: 1s", "    burst: 7"), "limit:", ("arguments.limit: in which time?", "window: 1s")),
+        (("    window: 1s", "    burst: 7"), "limit:", ("arguments.limit: the window is missing", "window: 1s")),
         (("    refused: 0", "    refused: 1"), "allowed", ("1 is both allowed and refused",)),
     ],
 )

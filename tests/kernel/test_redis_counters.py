@@ -73,4 +73,4 @@ def test_a_lost_expiry_is_found(
     refused = TABLES["limiter_decision"].code("result", "refused")
     of_key = rows[rows["key"] == key.encode()]
     assert (np.count_nonzero(of_key["result"] == refused) > 20) == bool(own)
-    assert ("was refused each time" in str(found[0]["sentence"])) == bool(own)
+    assert ("was refused every time" in str(found[0]["sentence"])) == bool(own)

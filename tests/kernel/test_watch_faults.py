@@ -62,9 +62,9 @@ def lost(rig: Rig) -> int:
 def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig: Rig) -> None:
     os.kill(rig.watch.pid, signal.SIGSTOP)
     rig.until(lambda: rig.watch.silent)
-    assert "sends no heartbeat; steps are found by comparing" in str(rig.watch.state()["watch"])
+    assert "sends no heartbeat; steps are found by comparison" in str(rig.watch.state()["watch"])
     rig.settle(0.3)
-    assert rig.rows("notice_status")["reason"][-1].endswith(b"nobody gets notices")
+    assert rig.rows("notice_status")["reason"][-1].endswith(b"no notices are sent")
     pid = step(rig, STEP_NS)
     assert not rig.notices()
     assert len(rig.of(pid)) == 1

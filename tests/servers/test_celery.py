@@ -443,7 +443,7 @@ def test_what_hinders_that_messages_are_delivered_again(redis: Redis, worker: Ca
     assert row(queue)["reason"] == b""
     app.send_task("early", (0,), countdown=LONG_S)
     unacked(redis, 2)
-    assert b"celery: 1 delayed messages are due to be delivered again before" in reasons(queue)
+    assert b"celery: 1 delayed messages are due for redelivery before" in reasons(queue)
     redis.do("SET", "unacked_mutex", "a worker that was killed", "EX", LONG_S)
     assert b"unacked_mutex" not in reasons(queue)
     assert b"unacked_mutex is held for " in reasons(queue)
@@ -606,10 +606,10 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
         ("redis+cluster://:pw@host/0", "no queues in a Redis Cluster"),
         ("redis://:pw@host/0?streams=a", "unknown option 'streams'"),
         ("redis://:pw@host/0?queue=a", "unknown option 'queue'"),
-        ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout is a number of seconds"),
-        ("redis://:pw@host/0?visibility_timeout=-1", "visibility_timeout is a number of seconds"),
+        ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout must be a number of seconds"),
+        ("redis://:pw@host/0?visibility_timeout=-1", "visibility_timeout must be a number of seconds"),
         ("redis://:pw@host/zero", "cannot be read"),
-        ("redis://:pw@host/0?workers=yes", "workers and tasks are true or false"),
+        ("redis://:pw@host/0?workers=yes", "workers and tasks must be true or false"),
     ],
 )
 def test_what_is_no_url_is_refused_without_its_password(url: str, why: str) -> None:

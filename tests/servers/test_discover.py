@@ -82,7 +82,7 @@ def test_the_verb_and_doctor_print_the_setting(redis: Redis, tmp_path: Path, mon
     (row,) = (row for row in json.loads(done.stdout)["rows"] if row["address"] == f"127.0.0.1:{redis.port}")
     assert (row["setting"], row["configured"], row["process"]) == (line, False, "redis-server")
     shown = tickscope_text("queues", "discover", TICKSCOPE_CONFIG=config)
-    assert line in shown.stdout and "put its line into the settings file" in shown.stderr
+    assert line in shown.stdout and "add its setting to the settings file" in shown.stderr
     configured = {"TICKSCOPE_CONFIG": config, "TICKSCOPE_REDIS_URL": f"redis://:secret@127.0.0.1:{redis.port}"}
     done = tickscope_text("queues", "discover", "-o", "json", **configured)
     (row,) = (row for row in json.loads(done.stdout)["rows"] if row["address"] == f"127.0.0.1:{redis.port}")

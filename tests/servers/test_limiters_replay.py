@@ -207,7 +207,7 @@ def test_which_jump_is_meant(ran: Ran) -> None:
         (("--jump", "the day before"), 2, "no jump 'the day before'"),
         (("--jump", "deadbeef"), 3, "no finding's id starts with deadbeef"),
         (("--jump", "last", "--limiter", "none*"), 3, "no limiter decisions"),
-        (("--what-if", "1s", "--since", "boot+0", "--at", "boot+1"), 2, "outside of the decisions"),
+        (("--what-if", "1s", "--since", "boot+0", "--at", "boot+1"), 2, "outside the time of the decisions"),
     ):
         done = replay(ran.store, *args)
         assert done.returncode == status, done.stderr
@@ -223,4 +223,4 @@ def test_what_is_not_known_is_reported(ran: Ran) -> None:
     assert row["quality"] == "estimated"
     assert "its clock is not known" in row["reason"]
     (row,) = rows(ran.store, "--jump", "last", "--model", "sliding log, in order", "--config", str(ran.settings))
-    assert "otherwise than the program did" in row["reason"]
+    assert "differently from the program" in row["reason"]

@@ -183,7 +183,7 @@ def test_a_stopped_consumer_and_one_that_nobody_uses(nats: Nats, js: NatsClient)
         row = until_row(queue, "stops", "held", lambda row: row["status"] in (b"stopped", b"stalled"), 60)
         assert 0 < row["pending"] <= 5 and row["lag_messages"] > 100 and row["out_per_s"] == 0
         row = until_row(queue, "stops", "unused", lambda row: row["status"] == b"stopped")
-        assert b"no consumer asked" in row["reason"]
+        assert b"no consumer requested messages" in row["reason"]
         row = until_row(queue, "stops", "pushed", lambda row: row["status"] == b"stopped")
         assert row["consumers"] == 0 and b"no consumer for" in row["reason"]
         os.kill(consumer.pid, signal.SIGCONT)

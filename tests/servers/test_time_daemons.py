@@ -253,7 +253,7 @@ def test_sntp_over_ipv6_and_by_name(wire: Cable, chrony: Daemon) -> None:
     rows = node.rows("sntp", "source", 8)
     assert {r["state"] for r in rows if r["source"] == f"[{Cable.RIGHT6}]"} == {"synchronised"}
     assert {(r["state"], r["reason"]) for r in rows if r["source"] == "localhost:9"} == {
-        ("refused", "nobody listens there")
+        ("refused", "no process listens there")
     }
 
 

@@ -28,4 +28,4 @@ def test_limiters_beyond_those_that_are_watched(start: Callable[..., Agent]) -> 
         agent.status()["correlator_dropped"]["subjects"] >= LIMITERS - WATCHED or time.sleep(0.1) for _ in range(300)
     )
     assert agent.status()["loss"] == []
-    assert "not judged for findings" in agent.cli("findings", check=False).stderr
+    assert "not evaluated for findings" in agent.cli("findings", check=False).stderr

@@ -47,7 +47,9 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     assert [n["size_ns"] > 0 for n in reported] == [True, False]
     pending = agent.until(lambda: (n := agent.status()["notices"])["pending"] == 2 and n)
     assert pending["waiting"][0]["pid"] == os.getpid()
-    assert f"not re-anchored: {pending['waiting'][0]['comm']} pid {os.getpid()}, 2 pending" in agent.cli("clock").stdout
+    assert (
+        f"not acknowledged: {pending['waiting'][0]['comm']} pid {os.getpid()}, 2 pending" in agent.cli("clock").stdout
+    )
     client.sendall(json.dumps({"ack": reported[0]["t_ns"], "limiter": "checkout"}).encode() + b"\n")
     state = agent.until(
         lambda: (n := agent.status()["notices"])["acknowledged"] == 1 and n["hooks"]["exec"]["failed"] == 2 and n

@@ -69,7 +69,7 @@ def test_killed_ones_are_started_again_or_reported_with_the_remedy(start: Callab
         effective_capabilities() >> CAP_SYS_RESOURCE & 1 or resource.getrlimit(resource.RLIMIT_RTPRIO)[1]
     )  # as the agent, which is not root any more, might
     assert (os.SCHED_RR in policies) == bool(may)
-    assert ("may not go first (RLIMIT_RTPRIO" in status["clock"]["watch"]) == (not may)
+    assert ("without real-time priority (RLIMIT_RTPRIO" in status["clock"]["watch"]) == (not may)
     held = [os.readlink(f.path) for f in os.scandir(f"/proc/{again['pid']}/fd") if int(f.name) > 2]
     assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], (
         held

@@ -473,7 +473,7 @@ def test_what_nobody_watched_is_not_drawn_as_known(tmp_path: Path) -> None:
     before, after = range(100, 200, 10), range(1000, 1100, 10)
     store = written(tmp_path / "store", [s * S for s in (*before, *after)], {1000 * S: 5 * S})
     shown = clock(store, "history", "--plot", PYTHONIOENCODING="utf-8").stdout
-    assert "? nobody watched for 810s" in shown
+    assert "? not watched for 810s" in shown
     drawn = [line[30:70] for line in shown.splitlines()[1:13]]
     assert not any("\u2800" < c < "\u2900" for line in drawn for c in line)
     assert "?" * 40 in shown

@@ -69,7 +69,7 @@ def test_durations_are_read_in_one_way(text: str, ns: int | None) -> None:
     if ns is not None:
         assert parse_ns(text) == ns
         return
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse_ns(text)
 
 

@@ -80,11 +80,11 @@ def only(host: Host) -> dict[str, object]:
         ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms or more"),
         (
             {"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"},
-            "slept in clock_nanosleep for the last 1.99 s or more, as its program asked",
+            "slept in clock_nanosleep for the last 1.99 s or more, as its program requested",
         ),
         (
             {"syscall": b"nanosleep", "sum_ns": 60 * MS, "interval_ns": 1060 * MS, **INTERRUPT},
-            "slept in nanosleep for the last 60 ms or more, as its program asked",
+            "slept in nanosleep for the last 60 ms or more, as its program requested",
         ),
         (
             {"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"},

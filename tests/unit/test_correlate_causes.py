@@ -329,8 +329,8 @@ def test_a_load_of_which_a_share_was_watched_is_a_lower_bound_or_not_known() -> 
         True,
     ]
     assert ["of decisions that were seen (usually" in str(f["sentence"]) for f in (whole, sampled)] == [False, True]
-    assert [e.get("at_least") for e in sampled["evidence"] if e["what"] == "asked for"] == [True]  # type: ignore[attr-defined]
-    assert "only a share of its decisions was watched" in str(unknown["ruled_out"])
+    assert [e.get("at_least") for e in sampled["evidence"] if e["what"] == "requested units"] == [True]  # type: ignore[attr-defined]
+    assert "only a share of its decisions was observed" in str(unknown["ruled_out"])
 
 
 @pytest.mark.filterwarnings("error")

@@ -306,7 +306,7 @@ def test_timers_that_the_step_moved_are_counted_by_queue(sign: int, how: str) ->
             moved_ns=-sign * moved,
         )
     (found,) = latest(run(host, 20))
-    words = f"Up to 500 ms {how}: 37 messages to be delivered again (celery mail) and 1 lock (redis lock:*)."
+    words = f"Up to 500 ms {how}: 37 messages to be redelivered (celery mail) and 1 lock (redis lock:*)."
     assert words in str(found["sentence"])
     counted = [(e["destination"], e["value"]) for e in found["evidence"] if e["table"] == "timer_effect"]  # type: ignore[attr-defined]
     assert counted == [("mail", 37), ("lock:*", 1)]

@@ -135,7 +135,7 @@ def test_where_the_way_to_it_was_slow_for_all_the_name_server_is_not_blamed() ->
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "unknown"
     (why,) = [r["words"] for r in found["ruled_out"] if r["cause"] == "dns"]  # type: ignore[attr-defined]
-    assert why == "a round trip to the name server's address took 600 ms itself"
+    assert why == "a round trip to the name server's address alone took 600 ms"
 
 
 def test_a_name_server_that_refuses_connections_is_no_broker() -> None:

@@ -213,8 +213,8 @@ def test_a_refusal_that_may_be_the_server_s(host: Host) -> None:
 def test_that_a_host_cannot_be_reached_is_no_proof_where_it_is_elsewhere(here: bool) -> None:
     (finding,) = latest(run(refused(errno.EHOSTUNREACH, 80_000, received=False, sent=False, here=here), UNTIL))
     assert finding["cause"] == "firewall"
-    assert ("a firewall on the way" in str(finding["sentence"])) is here
-    assert ("because a firewall, or a router, on the way" in str(finding["sentence"])) is not here
+    assert ("a firewall on the path" in str(finding["sentence"])) is here
+    assert ("because a firewall, or a router, on the path" in str(finding["sentence"])) is not here
 
 
 def test_where_resets_that_come_are_not_reported_there_is_no_proof() -> None:

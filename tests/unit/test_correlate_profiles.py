@@ -112,7 +112,7 @@ def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[
 def test_a_disk_that_takes_long_itself_is_the_cause() -> None:
     one = stalled(disk(max_ms=900, each_ms=300))
     assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "slow", "/dev/sda")
-    assert "because sda took up to 900 ms for a request, while fsync of python3 pid 4242 waited for" in str(
+    assert "because requests to sda took up to 900 ms while fsync of python3 pid 4242 waited for" in str(
         one["sentence"]
     )
     assert "block_io" in str(one["evidence"])
@@ -129,7 +129,7 @@ def test_who_wrote_to_it_meanwhile_is_named() -> None:
 def test_a_disk_that_was_quick_or_another_one_or_another_time_is_none() -> None:
     quick = stalled(disk(max_ms=3, each_ms=1))
     assert quick["cause"] == "syscall"
-    assert "it took 1 ms for a request, and 3 ms for the slowest" in str(quick["ruled_out"])
+    assert "its requests took 1 ms each, 3 ms at most" in str(quick["ruled_out"])
     for profile in (disk(900, 300, device=b"sdb"), disk(900, 300, t_ns=T0 + 55 * S), disk(900, 300, t_ns=T0 + 25 * S)):
         assert stalled(profile)["cause"] == "syscall"
 

@@ -296,7 +296,7 @@ def test_a_burst_that_takes_longer_to_work_off_than_to_arrive() -> None:
     well(39, UNTIL, host)
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
-    assert "the messages arriving rose" in str(finding["sentence"])
+    assert "the arriving messages rose" in str(finding["sentence"])
 
 
 def test_queues_of_one_name_in_two_clusters_are_told_apart() -> None:
@@ -474,7 +474,7 @@ def test_a_queue_that_is_deleted_is_not_well_again(stopped_s: int, asked_for: bo
     (finding,) = out
     assert (finding["symptom"], finding["state"]) == ("queue_lag", "open")
     assert finding["cause"] == ("queue_deleted" if asked_for else "consumer_stopped")
-    assert ("was deleted while clients asked for it" in str(finding["sentence"])) == asked_for
+    assert ("was deleted while clients used it" in str(finding["sentence"])) == asked_for
 
 
 def test_a_deleted_queue_that_is_made_again_is_well() -> None:
@@ -548,11 +548,11 @@ def test_consumers_that_never_asked_for_a_message_are_named_by_the_rows_alone() 
     its = {"system": b"nats", "consumer_group": b"slow", "consumers": -(2**63), "pending": 0, "incoming": 0, "out": 0}
     host.queue(0, 30, lag=0, age=np.nan, **its)
     host.queue(30, 40, lag=50, age=seconds[:10] + 1, **its)
-    reasons = np.array([f"no consumer asked for {s} s, 50 undelivered".encode() for s in seconds[10:]])
+    reasons = np.array([f"no consumer requested messages for {s} s, 50 undelivered".encode() for s in seconds[10:]])
     host.queue(40, 52, lag=50, age=seconds[10:] + 1, **its, status=b"stopped", reason=reasons)
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "consumer_stopped")
-    assert "because no consumer asked for " in str(finding["sentence"])
+    assert "because no consumer requested messages for " in str(finding["sentence"])
 
 
 def test_a_celery_queue_that_grows_while_it_is_read_is_found_by_its_length() -> None:

@@ -149,7 +149,7 @@ def test_what_a_server_reports_of_itself_is_no_more_than_was_seen() -> None:
     answers(host, 0, 30, CLIENT, FAR_AT, b"http")
     answers(host, 30, 35, CLIENT, FAR_AT, b"http", b"503")
     answers(host, 35, UNTIL, CLIENT, FAR_AT, b"http")
-    assert "(HTTP 503); the servers that it asks are not visible from here" in str(failing(host)["sentence"])
+    assert "(HTTP 503); the servers that it calls are not visible from here" in str(failing(host)["sentence"])
     assert "fail no more than usual" not in str(failing(refused())["causes"])
 
 

@@ -41,7 +41,7 @@ SENTENCES = [
         episode(
             "accept_overflow", "accept queue of 0.0.0.0:80 (nginx pid 7)", "queue", "connections", 129, limit=128.0
         ),
-        "The accept queue of 0.0.0.0:80 (nginx pid 7) had 129 connections waiting, with room for 128, WHEN",
+        "The accept queue of 0.0.0.0:80 (nginx pid 7) had 129 connections waiting (limit: 128) WHEN",
     ),
     (
         episode("blocked_time", "archiver pid 8", "blocked_ns", "ns", 9e8, 1e6),
@@ -49,7 +49,7 @@ SENTENCES = [
     ),
     (
         episode("blocked_time", "archiver pid 8", "blocked_ns", "ns", 9e9),
-        "archiver pid 8 was blocked in system calls for 9 s, the sum of its threads (usually hardly ever) WHEN",
+        "archiver pid 8 was blocked in system calls for 9 s, all threads together (usually hardly ever) WHEN",
     ),
     (episode("broker_down", "the redis server at 10.0.0.2:6379"), "The redis server at 10.0.0.2:6379 was down WHEN"),
     (
@@ -71,7 +71,7 @@ SENTENCES = [
     ),
     (
         episode("deadline_exceeded", "requests of front pid 9 to 10.0.0.2:443", "age_ns", "ns", 1e9, n=3.0),
-        "Requests of front pid 9 to 10.0.0.2:443 were given up without an answer, 3 times, each after 1 s, WHEN",
+        "Requests of front pid 9 to 10.0.0.2:443 got no answer and were given up 3 times, each after 1 s, WHEN",
     ),
     (
         episode("decision_latency", "limiter api (python3 pid 9)", "max_ns", "ns", 1.4e9, 8e5),
@@ -165,7 +165,7 @@ SENTENCES = [
     ),
     (
         episode("resource_low", "shop pid 9", "cpu", "ns", 4e8),
-        "shop pid 9 waited for a CPU for up to 400 ms a second, the sum of its threads, WHEN",
+        "shop pid 9 waited for a CPU for up to 400 ms per second, all threads together, WHEN",
     ),
     (episode("resource_low", "shop pid 9", "oom", "", 1.0), "shop pid 9 was killed at boot+5.000"),
     (
@@ -219,7 +219,7 @@ SENTENCES = [
     ),
     (
         episode("redelivery", "celery queue mail", "redelivered", "", 5.0),
-        "Messages of celery queue mail were delivered again and again WHEN: redelivered ones were seen at 5 polls",
+        "Messages of celery queue mail were redelivered repeatedly (in 5 polls) WHEN",
     ),
     (
         episode("rebalancing", "kafka queue orders group g", "rebalances", "", 4.0, unstable_s=2.5),
@@ -256,17 +256,17 @@ SENTENCES = [
             "key_stuck", "key ab of limiter api (shop pid 9)", "refused", "", 46.0, window_s=5.0, limit=20.0, asked=1.5
         ),
         (
-            "Key ab of limiter api (shop pid 9) was refused each time, 46 decisions in all, while others passed (it"
-            " asked for 1.5 per second; its limit is 20 in 5 s) WHEN"
+            "Key ab of limiter api (shop pid 9) was refused every time (46 decisions) while other keys passed"
+            " (requested: 1.5 per second; its limit is 20 in 5 s) WHEN"
         ),
     ),
     (
         episode("key_stuck", "key ab of limiter api (shop pid 9)", "unexpired", "ns", 62e9, 5e9, window_s=5.0),
-        ("The counter of key ab of limiter api (shop pid 9) went on for 62 s, though its window is 5 s, WHEN"),
+        ("The counter of key ab of limiter api (shop pid 9) did not expire for 62 s, although its window is 5 s, WHEN"),
     ),
     (
         episode("queue_lag", "redis queue jobs group g", "gone", "", 1.0),
-        "redis queue jobs group g was deleted while clients asked for it WHEN",
+        "redis queue jobs group g was deleted while clients used it WHEN",
     ),
     (
         episode("service_errors", "the redis server at 10.0.0.2:6379", "replies", "", 3.0, replies=3.0),
@@ -287,7 +287,7 @@ SENTENCES = [
     (
         episode("window_shut", "connection of writer pid 9 to 10.0.0.2:443", "", "ns", 3e9, unsent=3e5),
         (
-            "The other end of the connection of writer pid 9 to 10.0.0.2:443 took nothing for 3 s, with 300000 bytes"
+            "The other end of the connection of writer pid 9 to 10.0.0.2:443 did not read for 3 s, with 300000 bytes"
             " unsent, WHEN"
         ),
     ),

@@ -71,12 +71,12 @@ def test_a_section_may_name_the_cluster(kind: str) -> None:
     ("given", "words"),
     [
         ({}, "it has no url"),
-        ({"url": "redis://:hunter2@h", "user": "u"}, "a password in its url and a login beside it"),
-        ({"url": "redis://:hunter2@h", "password_file": "/p"}, "a password in its url and a login beside it"),
+        ({"url": "redis://:hunter2@h", "user": "u"}, "a password in its url and a login in the section"),
+        ({"url": "redis://:hunter2@h", "password_file": "/p"}, "a password in its url and a login in the section"),
         ({"url": "redis://:hunter2@h:x"}, "cannot be read"),
-        ({"url": "redis://h", "user": "u"}, "a user and no password"),
-        ({"url": "redis://h", "ca_file": "/ca.pem"}, "its url is not rediss://"),
-        ({"url": "rediss://h", "key_file": "/key.pem"}, "a key_file and no certificate_file"),
+        ({"url": "redis://h", "user": "u"}, "a user but no password"),
+        ({"url": "redis://h", "ca_file": "/ca.pem"}, "its url does not begin with rediss://"),
+        ({"url": "rediss://h", "key_file": "/key.pem"}, "a key_file but no certificate_file"),
     ],
 )
 def test_keys_that_do_not_fit_together(kind: str, given: dict[str, str], words: str) -> None:

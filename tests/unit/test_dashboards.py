@@ -10,9 +10,6 @@ import pytest
 from dashboards import overview
 from exporters.metrics import METRICS
 
-#: Labels of what the agent observes of itself, which has no table.
-OBSERVED = {"tickscope_role", "tickscope_state", "tickscope_probe", "tickscope_reason"}
-
 
 def test_committed_json_is_current() -> None:
     assert Path(overview.__file__).with_suffix(".json").read_text() == overview.text()
@@ -26,7 +23,9 @@ def test_panels_name_series_that_exist(panel: dict[str, object]) -> None:
     metrics = [m for m in METRICS if re.search(rf"\b{m.prometheus}(_bucket)?\b", expression)]
     assert metrics
     labels = {
-        re.sub(r"\W", "_", name) for m in metrics for name in (*map(m.attribute, m.columns), *dict(m.labels))
-    } | OBSERVED
+        re.sub(r"\W", "_", name)
+        for m in metrics
+        for name in (*map(m.attribute, m.columns), *dict(m.labels), *m.observed)
+    }
     grouped = re.search(r"by \(([^)]*)\)", expression)
     assert set(grouped.group(1).split(", ") if grouped else []) <= labels | {"le"}

@@ -184,7 +184,7 @@ def test_no_findings_is_exit_3(tmp_path: Path) -> None:
     empty = store(tmp_path / "empty", [])
     for args in (["findings"], ["explain", "last"]):
         done = tickscope(*args, "--store", empty)
-        assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong was seen" in done.stderr
+        assert (done.returncode, done.stdout) == (3, b"") and b"no findings" in done.stderr
 
 
 def test_explain_last_reports_the_newest_with_what_was_ruled_out(tmp_path: Path) -> None:

@@ -81,20 +81,20 @@ def test_gaps_are_in_the_document(gappy: Path, argv: list[str]) -> None:
 def test_no_finding_beside_a_gap_is_no_good_news(gappy: Path, argv: list[str]) -> None:
     output = tickscope(*argv, "--store", gappy).stderr
     assert b"nothing wrong" not in output
-    assert b"but not everything was seen: see above" in output
+    assert b"but rows are missing or were not evaluated: see above" in output
 
 
 def test_a_gap_outside_the_window_reports_nothing_of_it(tmp_path: Path) -> None:
     now = boot_now()
     path = store(tmp_path, lost(now - 60 * S))
     output = tickscope("findings", "--since", "30s", "--store", path).stderr
-    assert b"nothing wrong was seen in that time" in output and b"gap" not in output
+    assert b"no findings in that time\n" in output and b"gap" not in output
     assert b"see above" in tickscope("findings", "--since", "1h", "--store", path).stderr
 
 
 def test_what_only_an_exporter_lost_was_checked(tmp_path: Path) -> None:
     output = tickscope("findings", "--store", store(tmp_path, lost(boot_now(), b"otlp full", "export"))).stderr
-    assert b"nothing wrong was seen" in output and b"lost in export (otlp full)" in output
+    assert b"no findings\n" in output and b"lost in export (otlp full)" in output
     assert b"; the store has them" in output
     assert hides_findings([{"stage": "export"}, {"stage": "kernel"}])
 
@@ -107,12 +107,12 @@ def test_what_the_correlator_left_out_is_reported_and_not_called_lost(tmp_path: 
     counts.update(subjects=1100, late=3)
     path = store(tmp_path, *rows, *source.drain(now))
     output = tickscope("findings", "--store", path).stderr
-    assert b"note: not judged for findings: 500 seconds of limiters, " in output
-    assert b", 3 rows that came too late (and 1 times more before)" in output
-    assert b"not everything was seen: see above" in output
+    assert b"note: not evaluated for findings: 500 seconds of limiters, " in output
+    assert b", 3 rows that came too late (earlier reports: 1)" in output
+    assert b"rows are missing or were not evaluated: see above" in output
     assert b"lost" not in output
     assert json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["gaps"] == []
-    assert b"not everything was seen" in tickscope("explain", "--store", path).stderr
+    assert b"rows are missing" in tickscope("explain", "--store", path).stderr
 
 
 def test_a_finding_is_reported_with_the_gaps_of_its_own_time(tmp_path: Path) -> None:

@@ -62,17 +62,20 @@ SECTIONS = [
     ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
     ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
     ("{servers: 'a:1', topics: ['a.b-c_*', '[a-c]?', '[!d]'], id: a/0/b, seq: 'header:x/y'}", ""),
-    ("{servers: 'a:1', topics: ['orders-.+']}", "patterns are like orders*, not regular expressions"),
+    (
+        "{servers: 'a:1', topics: ['orders-.+']}",
+        "is not a topic name or pattern: write orders*, not a regular expression",
+    ),
     ("{servers: 'a:1', seq: n}", "seq needs id"),
     ("{servers: 'a:1', id: 'header:'}", "such as order/id, or header:NAME"),
-    ("{groups: [a]}", "a Kafka cluster has `servers"),
+    ("{groups: [a]}", "it has no servers: write `servers"),
     ("{servers: 'a:1', ca: /ca.pem}", "need `tls: true`"),
-    ("{servers: 'a:1', tls: true, ca: ca.pem}", "it is an absolute path"),
-    ("{servers: 'a:1', tls: true, certificate: /c.pem}", "certificate and key are set together"),
-    ("{servers: 'a:1', user: me}", "user is set together with"),
+    ("{servers: 'a:1', tls: true, ca: ca.pem}", "must be an absolute path"),
+    ("{servers: 'a:1', tls: true, certificate: /c.pem}", "certificate and key must be set together"),
+    ("{servers: 'a:1', user: me}", "user must be set together with"),
     ("{servers: 'a:1', user: me, password: secret}", "there is no setting kafka.0.password"),
-    ("{servers: 'a:1', user: me, password_variable: HOME}", "begins with TICKSCOPE_KAFKA_"),
-    ("{servers: 'a:1', user: me, password_file: /p, mechanism: GSSAPI}", "it is one of SCRAM-SHA-512"),
+    ("{servers: 'a:1', user: me, password_variable: HOME}", "must begin with TICKSCOPE_KAFKA_"),
+    ("{servers: 'a:1', user: me, password_file: /p, mechanism: GSSAPI}", "must be one of SCRAM-SHA-512"),
 ]
 
 

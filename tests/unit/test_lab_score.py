@@ -379,7 +379,7 @@ def test_a_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
     whole(done()).write(tmp_path)
     assert Truth.read(tmp_path) == whole(done())
     (tmp_path / truth.FILE).write_text("{}")
-    with pytest.raises(AgentError, match="no truth file"):
+    with pytest.raises(AgentError, match="is not a truth file"):
         Truth.read(tmp_path)
 
 

@@ -160,6 +160,7 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
         "process.command": "shop",
         "tickscope.library": "x",
     }
+    assert all({*dict(series[0].attributes)} == {*m.observed} for m, series in store.collect() if not m.table)
     use.offer(make("tcp_rtt", 1, t_ns=S + 2 * EVERY_NS))
     reported = {m.name: series for m, series in store.collect()}
     assert reported["tickscope.limiter.rate"][0].value == 0

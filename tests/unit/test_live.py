@@ -80,7 +80,7 @@ def test_clock_changes_in_words(live: Live) -> None:
     kinds = TABLES["clock_change"]
     for kind, columns, output in (
         ("step", {"size_ns": -300_000, "comm": b"date", "pid": 17}, "step of -300 us, date pid 17"),
-        ("step", {"size_ns": 5_000}, "step of 5 us, actor unknown"),
+        ("step", {"size_ns": 5_000}, "step of 5 us, unknown process"),
         (
             "frequency",
             {"size_ns": 0, "freq_after_ppb": 1500, "comm": b"chronyd", "pid": 3},

@@ -350,7 +350,7 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
     ("settings", "words"),
     [
         ({"exce": "/bin/true"}, ("notices.exce", "did you mean exec")),
-        ({"exec": "true"}, ("notices.exec", "whole path")),
+        ({"exec": "true"}, ("notices.exec", "absolute path")),
         ({"exec": 3}, ("notices.exec", "one text or as a list")),
         ({"exec": "/bin/echo 'x"}, ("notices.exec", "No closing quotation")),
         ({"timeout_s": True}, ("notices.timeout_s", "0.1 and 60")),

@@ -35,6 +35,9 @@ def test_what_the_page_reports_of_the_agent() -> None:
     for now_ns in (1, 2, EVERY_NS, 1 + EVERY_NS):
         observer(now_ns)
     assert len(samples) == 2
+    for metric, series in store.collect():
+        if not metric.table:
+            assert {name for one in series for name, _ in one.attributes} == {*metric.observed}, metric.name
     lines = render(store.collect(), {}).splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     expected = {

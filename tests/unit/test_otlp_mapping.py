@@ -126,13 +126,13 @@ def test_what_has_no_result_is_no_decision() -> None:
     [
         ({"rate_limiting.result": "maybe"}, "result 'maybe' is not known"),
         ({"rate_limiting.result": 3}, "result '3' is not known"),
-        ({"rate_limiting.allowed": "yes"}, "allowed is true or false"),
+        ({"rate_limiting.allowed": "yes"}, "allowed must be true or false"),
         ({"rate_limiting.result": "allowed", "ratelimit.limit": -1}, "ratelimit.limit is not a number from 0 to"),
         (
             {"rate_limiting.result": "allowed", "ratelimit.window": float("inf")},
             "ratelimit.window is not a number from 0 to",
         ),
-        ({"rate_limiting.result": "allowed", "rate_limiting.key": True}, "key is a text"),
+        ({"rate_limiting.result": "allowed", "rate_limiting.key": True}, "key must be a text"),
         ({"rate_limiting.result": "allowed", "rate_limiting.limiter.id": ""}, "the limiter's name is empty"),
     ],
 )
@@ -177,13 +177,13 @@ def test_hostile_inputs_are_refused_or_are_decisions() -> None:
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"http": "127.0.0.1:4318"}, "port 4318 is an OpenTelemetry Collector's"),
-        ({"http": "[::1]:4317"}, "port 4317 is an OpenTelemetry Collector's"),
-        ({"http": "0.0.0.0:24318"}, "it is a loopback address"),
-        ({"http": "10.0.0.1:24318"}, "it is a loopback address"),
-        ({"http": "here:24318"}, "it is a loopback address"),
-        ({"http": "127.0.0.1:80"}, "its port is at least 1024"),
-        ({"http": [1]}, "it is address:port"),
+        ({"http": "127.0.0.1:4318"}, "port 4318 is that of an OpenTelemetry Collector"),
+        ({"http": "[::1]:4317"}, "port 4317 is that of an OpenTelemetry Collector"),
+        ({"http": "0.0.0.0:24318"}, "must be a loopback address"),
+        ({"http": "10.0.0.1:24318"}, "must be a loopback address"),
+        ({"http": "here:24318"}, "must be a loopback address"),
+        ({"http": "127.0.0.1:80"}, "the port must be at least 1024"),
+        ({"http": [1]}, "must be address:port"),
         ({"grpc": "127.0.0.1:24317"}, "OTLP over gRPC is not received: set http"),
         ({"htpp": "127.0.0.1:24318"}, "did you mean http?"),
     ],

@@ -60,16 +60,16 @@ def test_words(text: str, word: Word) -> None:
     [
         ("xmm0", "no register 'xmm0'", "registers of floats cannot be read"),
         ("r12", "no register 'r12'", "di, si, dx"),
-        ("ax", "'ax' holds nothing there", "di, si, dx"),
-        ("int di", "how large 'int' is", "i32 in C"),
+        ("ax", "'ax' has no meaning there", "di, si, dx"),
+        ("int di", "the size of 'int' depends", "i32 in C"),
         ("i33 di", "no type 'i33'", "i32"),
-        ("f64 di", "a float is in no register", "f64 di+24"),
-        ("di+5000", "is no place", "4095"),
-        ("di di di", "is no place", "TYPE"),
-        ("", "is no place", "TYPE"),
-        (5, "is no place", "register"),
-        ("sp", "is no place", "register"),
-        ("limiter", "is no place", "register"),
+        ("f64 di", "floats in registers cannot be read", "f64 di+24"),
+        ("di+5000", "is not a place", "4095"),
+        ("di di di", "is not a place", "TYPE"),
+        ("", "is not a place", "TYPE"),
+        (5, "is not a place", "register"),
+        ("sp", "is not a place", "register"),
+        ("limiter", "is not a place", "register"),
     ],
 )
 def test_wrong_words_report_what_to_write(text: object, why: str, remedy: str) -> None:
@@ -123,7 +123,7 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
     assert [(one.where, one.wrong) for one in kept] == [
         (f"{file}:8", "arguments.key: there is no register 'xmm1'"),
         (f"{file}:10", ""),
-        (f"{file}:11", "name: 'good' is there twice"),
+        (f"{file}:11", "name: 'good' is used twice"),
         (f"{file}:12", "there is 'five'"),
     ]
     config = Config(limiters=LimiterSettings(limiter_functions=kept))

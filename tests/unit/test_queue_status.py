@@ -79,7 +79,7 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
     "consumers are registered, none asks": (
         polled([5] * 15, position=7, consumers=3, asked_s=lambda i: i + 1.0),
         "stopped",
-        "no consumer asked for 14 s",
+        "no consumer requested messages for 14 s",
     ),
     "one zero does not hide a stop": (
         polled([5, 6, 7, 8, 0, 1, 2, 3, 4, 5, 6, 7], position=7, consumers=1),

@@ -88,7 +88,7 @@ def test_each_queue_in_its_latest_state(store: Path) -> None:
     moved, orders, deleted = by_name["moved", None], by_name["orders", None], by_name["deleted", None]
     assert (moved["peer"], moved["length"], moved["drains_in_s"]) == ("10.0.0.2:6379", 7, 70.0)
     assert (orders["length"], orders["lag_s"], orders["status"]) == (179, 89.5, "lagging")
-    assert (deleted["status"], deleted["reason"]) == ("unknown", "not in the polls for 120 s: was it deleted?")
+    assert (deleted["status"], deleted["reason"]) == ("unknown", "missing in the polls for 120 s: was it deleted?")
     dropped = by_name["dropped", None]
     assert (dropped["status"], dropped["reason"]) == ("gone", "the queue was deleted; 59 s ago")
     assert orders["trend"] == [None] * 4 + [29, 59, 89, 119, 149, 179]
@@ -307,7 +307,7 @@ def test_one_queue_as_rows(store: Path) -> None:
     ("argv", "status", "words"),
     [
         (["show", "nosuch"], 3, "no queue nosuch was polled in that time"),
-        (["show", "e"], 2, "4 queues are called like e"),
+        (["show", "e"], 2, "4 queues match e"),
         (["show", "orders", "--group", "x"], 3, "there are: billing"),
         (["show", "orders", "--cluster", "x"], 3, "there are: 10.0.0.1:6379; k"),
         (["show"], 2, "Missing argument 'NAME'"),

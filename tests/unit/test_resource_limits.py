@@ -221,7 +221,7 @@ def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause_detail"] == "throttled") == by_it
     on = device.decode().partition(" ")[0] or "a disk"
-    assert (f"/c/api may write 1 MB a second on {on}, and did as much" in str(found["sentence"])) == by_it
+    assert (f"/c/api reached its write limit of 1 MB per second on {on} while" in str(found["sentence"])) == by_it
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause"], found["cause_detail"], found["culprit_object"]) == cause
-    assert not limited or "/c/api may do 1 MB a second on a disk, and did as much, while fsync of python3" in str(
+    assert not limited or "/c/api reached its I/O limit of 1 MB per second on a disk while fsync of python3" in str(
         found["sentence"]
     )
 

@@ -234,7 +234,7 @@ def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(
     assert (source, count, start) == ("agent", None, before)
     assert end >= before + 200_000_000
     assert f"the agent (pid {os.getpid()}) is running, but has written nothing" in notes[0]
-    assert "no findings, but not everything was seen" in CliRunner().invoke(findings, ["--store", str(tmp_path)]).stderr
+    assert "no findings, but rows are missing" in CliRunner().invoke(findings, ["--store", str(tmp_path)]).stderr
     disk.room, store._retry_at = None, 0
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     store.append([rows(now)], tick_ns=now)

@@ -71,9 +71,9 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
 @pytest.mark.parametrize(
     ("where", "size_ns", "clock", "immune", "follows"),
     [
-        ("classic queues", H, "checked", False, "the first expires when it was due, those behind it with it: early"),
+        ("classic queues", H, "checked", False, "the first message expires on time, those behind it with it: early"),
         ("classic queues", -H, "checked", False, "messages expire late"),
-        ("quorum queues", H, "monotonic", True, "messages expire when they were due, up to 1 % early"),
+        ("quorum queues", H, "monotonic", True, "messages expire on time, or up to 1 % early"),
     ],
 )
 def test_where_the_time_is_not_known_what_follows_is(
@@ -87,10 +87,12 @@ def test_where_the_time_is_not_known_what_follows_is(
 
 
 def test_a_server_of_a_cluster_may_be_elsewhere() -> None:
-    here, away = (replace(wall(60, "retention"), elsewhere=why) for why in ("", "10.0.0.9 is no address of this host"))
+    here, away = (
+        replace(wall(60, "retention"), elsewhere=why) for why in ("", "10.0.0.9 is not an address of this host")
+    )
     found = [plain(row) for row in effects(packed(here, away, system="kafka", version=""), T0, 2 * H, OFFSET)]
     assert [(one["clock"], one["moved_ns"]) for one in found] == [("wall", -60 * S), (None, None)]
-    assert found[1]["consequence"] == "10.0.0.9 is no address of this host"
+    assert found[1]["consequence"] == "10.0.0.9 is not an address of this host"
 
 
 @pytest.mark.parametrize(
@@ -142,18 +144,18 @@ def test_a_checked_timer_fires_when_its_server_looks(after_s: int, size_ns: int,
 def test_what_a_jump_does_is_known_also_if_the_time_is_not() -> None:
     why = "AckWait 30 s; the server does not report when"
     unacked = QueueTimer(b"orders", b"bill", "redelivery", timers=7, unknown=why)
-    lease = QueueTimer(b"leases", b"11", "lease", unknown="its time to live was not asked for yet")
+    lease = QueueTimer(b"leases", b"11", "lease", unknown="its time to live was not queried yet")
     (asked,) = [plain(row) for row in effects(packed(lease, system="etcd", version="3.4.23"), T0, -H, OFFSET)]
     assert (asked["immune"], asked["moved_ns"], asked["clock"]) == (None, None, "both")
     (one,) = [plain(row) for row in effects(packed(unacked, system="nats", version="2.9.10"), T0, -H, OFFSET)]
-    assert one["consequence"] == f"delivered again late; {why}"
+    assert one["consequence"] == f"redelivered late; {why}"
     assert [one[name] for name in ("was_due_ns", "is_due_ns", "moved_ns")] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("version", "elsewhere", "why"),
     [
-        ("7.0.15", "10.0.0.9 is no address of this host: its clock may be another one", "10.0.0.9"),
+        ("7.0.15", "10.0.0.9 is not an address of this host: its clock may differ", "10.0.0.9"),
         ("6.2.1", "", "not measured for redis 6.2.1"),
         ("7.09", "", "not measured for redis 7.09"),
         ("valkey 7.0.1", "", "not measured for redis valkey 7.0.1"),

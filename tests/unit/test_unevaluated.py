@@ -19,7 +19,7 @@ from tests.unit.correlate_scenarios import T0, S
 
 def reported(batches: Any) -> list[str]:
     assert all(b.table == "probe_status" and b.rows["probe"].tolist() == [b"correlator"] for b in batches)
-    return [b.rows["reason"][0].decode().removeprefix("not judged for findings: ") for b in batches]
+    return [b.rows["reason"][0].decode().removeprefix("not evaluated for findings: ") for b in batches]
 
 
 def test_the_first_at_once_then_one_row_a_minute_until_the_end() -> None:
@@ -81,11 +81,11 @@ def test_status_reports_people(capsys: pytest.CaptureFixture[str]) -> None:
         "export": {},
     }
     status._human(document)
-    assert "not judged for findings  nothing\n" in capsys.readouterr().out
+    assert "not evaluated for findings  nothing\n" in capsys.readouterr().out
     dropped.update(subjects=512, late=3)
     status._human(document)
     output = capsys.readouterr().out
     assert (
-        "not judged for findings  512 seconds of limiters, queues, brokers or listeners" in output
+        "not evaluated for findings  512 seconds of limiters, queues, brokers or listeners" in output
         and "; 3 rows that came too late\n" in output
     )

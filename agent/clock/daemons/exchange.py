@@ -97,7 +97,7 @@ class Exchange:
     def _broken(self, error: OSError) -> None:
         refused = error.errno == errno.ECONNREFUSED
         self.done = Failed(
-            "refused" if refused else "error", "nobody listens there" if refused else f"{error.strerror}"
+            "refused" if refused else "error", "no process listens there" if refused else f"{error.strerror}"
         )
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ def split(server: str, port: int) -> tuple[str, int]:
     number = int((found[2] or found[4] or port) if found else 0)
     if found is None or not 0 < number < 65536:
         raise AgentError(
-            f"{server!r} is no time server",
-            why="it is a name or an address, with :port where that is not 123",
+            f"{server!r} is not a time server",
+            why="must be a name or an address, with :port if the port is not 123",
             remedy="see ntp in deploy/tickscope.yaml",
             exit_code=USAGE,
         )
@@ -45,7 +45,7 @@ def _servers(given: object) -> tuple[str, ...]:
 
 def _daemon(given: object) -> str:
     if given and (not isinstance(given, str) or not _local(given)):
-        raise ValueError("it is address:port of this host's loopback, or empty")
+        raise ValueError("must be address:port of this host's loopback, or empty")
     return str(given or "")
 
 
@@ -57,19 +57,19 @@ _DAEMON = value(_daemon, "address:port of loopback, or empty for never")
 class NtpSettings:
     """The settings. Without servers nothing is sent off this host."""
 
-    servers: tuple[str, ...] = setting((), _SERVERS, "queried by SNTP: [time.example.org]. None: nothing is sent")
-    interval_s: float = setting(64.0, seconds(0.1, MOST_S), "between two queries of the servers", key="interval")
+    servers: tuple[str, ...] = setting((), _SERVERS, "time servers to query by SNTP: [time.example.org]; empty: none")
+    interval_s: float = setting(64.0, seconds(0.1, MOST_S), "interval between two queries of a server", key="interval")
     daemon_interval_s: float = setting(
-        8.0, seconds(0.1, MOST_S), "between two queries of the local daemons", key="daemon_interval"
+        8.0, seconds(0.1, MOST_S), "interval between two queries of a local daemon", key="daemon_interval"
     )
-    chrony: str = setting("127.0.0.1:323", _DAEMON, "where chronyd answers; '' for never")
-    ntpd: str = setting("127.0.0.1:123", _DAEMON, "where ntpd answers; '' for never")
+    chrony: str = setting("127.0.0.1:323", _DAEMON, "address at which chronyd is queried; '' for never")
+    ntpd: str = setting("127.0.0.1:123", _DAEMON, "address at which ntpd is queried; '' for never")
 
     def check(self) -> None:
         if self.interval_s < LEAST_S and not all(map(_local, self.servers)):
             raise AgentError(
                 f"ntp.interval cannot be {self.interval_s:g} s",
-                why=f"servers elsewhere may be queried every {LEAST_S:g} s at most",
+                why=f"servers on other hosts may be queried at most every {LEAST_S:g} s",
                 remedy="see ntp in deploy/tickscope.yaml",
                 exit_code=USAGE,
             )

@@ -23,8 +23,8 @@ from agent.correlate.words import Words, process, render, span, text, value
 #: What each call waits for.
 _WAITS = {
     "futex": "waiting for a lock or another thread of its program",
-    "clock_nanosleep": "as its program asked",
-    "nanosleep": "as its program asked",
+    "clock_nanosleep": "as its program requested",
+    "nanosleep": "as its program requested",
     "wait4": "waiting for a child process",
     "waitid": "waiting for a child process",
     "semop": "waiting for a semaphore",
@@ -111,7 +111,7 @@ def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
     row = rows[int(np.argmax(rows["max_ns"]))]
     call = text(row["syscall"])
     words = render(
-        "its threads slept in {call} {times} for up to {span} each, as its program asked",
+        "its threads slept in {call} {times} for up to {span} each, as its program requested",
         call=call,
         times=value(times, "time"),
         span=span(int(row["max_ns"])),
@@ -176,7 +176,7 @@ CAUSE = Cause(
     " thread or a child, or called sleep",
     {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
-    " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
+    " of its threads (py-spy dump, jstack, gdb); for a database, its own list of locks",
     {"service_latency": slept},
     locates_only=True,
 )

@@ -20,7 +20,7 @@ from agent.correlate.words import Words, render, span, value
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
     if not on_peers(episode, view):
-        yield Verdict(CAUSE.name, 0.0, "", "the process waited for no peer meanwhile")
+        yield Verdict(CAUSE.name, 0.0, "", "the process did not wait for a peer meanwhile")
     yield from silent(episode, view)
 
 

@@ -69,7 +69,7 @@ def _waiting(episode: Episode, view: View, group: Consumption) -> Iterator[Verdi
 CAUSE = Cause(
     "consumer_slow",
     120,
-    "a group's consumers acknowledge less than what arrives, or than they usually do",
+    "a group's consumers acknowledge fewer messages than arrive, or than usual",
     {**READS, **WAITS, "syscall_latency": tuple(dict.fromkeys((*WAITS["syscall_latency"], *READS["syscall_latency"])))},
     "see how long a message takes, or add consumers: tickscope queues",
     {"queue_lag": slow, "entries_lost": of_removed("consumer_slow", slow, (b"lagging",))},

@@ -68,7 +68,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     frozen = mine[mine["frozen"] == 1]
     if frozen["duration_ns"].sum() > 0.5 * mine["duration_ns"].sum():
         words = render(
-            "the file system on {disk} was frozen, as for a snapshot, while {call} of {who} waited for {longest}",
+            "the file system on {disk} was frozen (as for a snapshot) while {call} of {who} waited for {longest}",
             **facts,
         )
         entry = item(
@@ -140,10 +140,10 @@ def _by_limit(
     what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
     who, wrote = writer or (UNKNOWN_CULPRIT, 0.0)
     words = render(
-        "its cgroup {group} may {do} {limit} a second on {on}, and did as much, while {call} of {who} waited for"
+        "its cgroup {group} reached its {do} limit of {limit} per second on {on} while {call} of {who} waited for"
         " {longest}{other}",
         group=group,
-        do={_READ: "read", _WRITE: "write"}.get(int(row["direction"]), "do"),
+        do={_READ: "read", _WRITE: "write"}.get(int(row["direction"]), "I/O"),
         on=text(row["device"]).partition(" ")[0] or "a disk",
         limit=value(round(limit / many, 1), "MB" if many > 1 else "request"),
         other=(
@@ -159,7 +159,14 @@ def _by_limit(
         **facts,
     )
     entry = item(
-        "resource", f"{what} a second", used, "", column="used", baseline=limit, object=group, keys={"pid": episode.pid}
+        "resource",
+        f"{what} per second",
+        used,
+        "",
+        column="used",
+        baseline=limit,
+        object=group,
+        keys={"pid": episode.pid},
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 
@@ -173,7 +180,7 @@ def _by_itself(
     where: Culprit,
 ) -> Verdict:
     """From an on-demand profile of the disk, if there was one."""
-    none = render("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
+    none = render("no other process wrote much to {disk} meanwhile", disk=facts["disk"])
     if seen is None:
         return Verdict(CAUSE.name, 0.0, "", none, culprit=where)
     entry = item(
@@ -189,7 +196,7 @@ def _by_itself(
     )
     details = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
     if seen.slowest_ns < _SLOW_NS or (seen.slowest_ns < _PART * longest_ns and seen.each_ns < _SLOW_NS):
-        words = render("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **details)
+        words = render("{none}, and its requests took {each} each, {slowest} at most", none=none, **details)
         return Verdict(CAUSE.name, 0.0, "", words, (entry,), culprit=where)
     by: Words = ""
     who = where
@@ -201,7 +208,7 @@ def _by_itself(
             mb=value(round(seen.wrote / 1e6, 1)),
         )
     words = render(
-        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **details
+        "requests to {disk} took up to {slowest} while {call} of {who} waited for {longest}{by}", by=by, **details
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 

@@ -32,13 +32,13 @@ def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions waited for names."""
     lookups = lookups_of(episode, view)
     if lookups is None:
-        yield Verdict(CAUSE.name, 0.0, "", "the process waited for no name server meanwhile")
+        yield Verdict(CAUSE.name, 0.0, "", "the process did not wait for a name server meanwhile")
         return
     if lookups.starving or lookups.slower:
         return
     if lookups.quickest is not None and lookups.quickest * 1e3 >= SHARE * lookups.longest:
         words = render(
-            "a round trip to the name server's address took {quickest} itself", quickest=span(lookups.quickest * 1e3)
+            "a round trip to the name server's address alone took {quickest}", quickest=span(lookups.quickest * 1e3)
         )
         yield Verdict(CAUSE.name, 0.0, lookups.where, words, lookups.evidence)
         return
@@ -111,7 +111,7 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
     raw = servers[-1].tobytes() if len(servers) else cast(bytes, episode.key[2]) if len(episode.key) > 2 else bytes(18)
     result = RESULT.word(int(np.bincount(rows["result"]).argmax()))
     server = f"name server {peer(raw)}" if peer(raw) else "the resolver"
-    did = {"timeout": "did not answer", "error": "could not be asked for"}.get(result, f"answered with {result}")
+    did = {"timeout": "did not answer", "error": "could not be reached for"}.get(result, f"answered with {result}")
     words = render(
         "{who} {did} {n} ({name})", who=server, did=did, n=value(len(rows), "lookup"), name=text(rows["name"][-1])
     )
@@ -202,7 +202,7 @@ def _meanwhile(lookups: ProcessLookups) -> Words:
         return ""
     if lookups.again:
         return render(
-            "; {again} to that address had to be sent again meanwhile", again=value(lookups.again, "TCP segment")
+            "; {again} to that address had to be retransmitted meanwhile", again=value(lookups.again, "TCP segment")
         )
     if lookups.quickest is not None:
         return render(" while a round trip to that address took {quickest}", quickest=span(lookups.quickest * 1e3))

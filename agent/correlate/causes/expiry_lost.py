@@ -13,7 +13,7 @@ from agent.correlate.words import Words, render, value
 def goes_on(episode: Episode, _view: View) -> Iterator[Verdict]:
     age_s, window_s = episode.facts.get("unexpired_s"), episode.facts["window_s"]
     if age_s is None:
-        words: Words = "no counter of it was seen in Redis that goes on beyond its window"
+        words: Words = "none of its counters in Redis outlived its window"
         yield Verdict(CAUSE.name, 0.0, "", words, checked=False)
         return
     words = render(

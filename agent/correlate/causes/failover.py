@@ -22,7 +22,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in ONLY_READS:
             words = render(
-                "{who} takes no writes ({error} in answer to {n}{asked})",
+                "{who} refuses writes ({error} in answer to {n}{asked})",
                 who=end.who,
                 error=end.error_text,
                 n=value(end.n, "request"),
@@ -38,11 +38,13 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 CAUSE.name, 0.0, "", render("{who} refused no writes", who=broker.who), (broker.replies("READONLY"),)
             )
         elif broker.roles == ("primary", "primary") and broker.errors["READONLY"]:
-            words = render("{who} refused {n} commands: it was a replica between two polls", who=broker.who, n=value(n))
+            words = render(
+                "{who} refused {n} commands (it was a replica between two polls)", who=broker.who, n=value(n)
+            )
             yield Verdict(CAUSE.name, 0.8, broker.scope, words, (broker.replies(*_KINDS),), culprit=broker.culprit)
         elif changed or "cut off" in broker.roles or broker.errors["NOREPLICAS"] or broker.errors["MASTERDOWN"]:
-            alone = " that does not reach its primary" if now == "cut off" else ""
-            role = render(" since it is a replica{alone}", alone=alone) if now in ("replica", "cut off") else ""
+            alone = " without a connection to its primary" if now == "cut off" else ""
+            role = render(" (it is a replica{alone})", alone=alone) if now in ("replica", "cut off") else ""
             words = render("{who} refused {n} commands{role}", who=broker.who, n=value(n), role=role)
             yield Verdict(
                 CAUSE.name,
@@ -73,9 +75,9 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     )
     over = FAIL_OVER in episode.words
     words = (
-        "the replica that became the primary had not received all"
+        "the replica that became the primary had not received all writes"
         if over
-        else "it was restarted without its data, or another server took its place"
+        else "the server was restarted without its data, or another server took its place"
     )
     yield Verdict(CAUSE.name, 0.95 if over else 0.7, episode.scope, words, (entry,), "" if over else "replaced")
 

@@ -54,7 +54,7 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
     how = _HOW[seen.how].format(name=name)
     who = "a firewall" if seen.sure else "a firewall, or a router,"
     words = render(
-        "{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how
+        "{who} on the path to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how
     )
     entry = item(
         "tcp_connect",

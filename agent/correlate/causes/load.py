@@ -16,12 +16,12 @@ from agent.correlate.view import View
 from agent.correlate.words import Fact, render, value
 
 #: The load in words, by the episode's fact.
-_WHAT = {"n": "the requests that it answered", "cost": "what it was asked for", "in": "the messages arriving"}
+_WHAT = {"n": "the requests that it answered", "cost": "the units requested from it", "in": "the arriving messages"}
 _COLUMN = {"n": "requests", "cost": "cost", "in": "in_per_s"}
 
 
 def more_requests(episode: Episode, _view: View) -> Iterator[Verdict]:
-    return _grown(episode, "cost", "asked for", "limiter_decision")
+    return _grown(episode, "cost", "requested units", "limiter_decision")
 
 
 def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
@@ -30,21 +30,28 @@ def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
     if episode.taker and others >= 0.1 * episode.facts.get("cost", 0.0) and others > 1.5 * usual:
         yield from _taken(episode, others, usual)
     else:
-        yield from _grown(episode, "cost", "asked for", "limiter_decision", limited=True)
+        yield from _grown(episode, "cost", "requested units", "limiter_decision", limited=True)
 
 
 def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
     """Another place takes more of the same limiter than usual."""
     rate, base = episode.facts["cost"] + others, episode.facts.get("cost_base", 0.0) + usual
     words = render(
-        "what its limiter was asked for rose from {usual} to {rate}, {others} of it by {taker}",
+        "the units requested from its limiter rose from {usual} to {rate}, {others} of them by {taker}",
         usual=value(base),
         rate=value(rate, "1/s"),
         others=value(others, "1/s"),
         taker=episode.taker,
     )
     entry = item(
-        "limiter_decision", "asked for", rate, "1/s", column="cost", baseline=base, pid=episode.pid, by=episode.taker
+        "limiter_decision",
+        "requested units",
+        rate,
+        "1/s",
+        column="cost",
+        baseline=base,
+        pid=episode.pid,
+        by=episode.taker,
     )
     rises = rate >= 1.5 * base and rate - base >= 1
     limit = episode.facts.get("limit")
@@ -93,11 +100,11 @@ def _grown(
     )
     if facts.get("watched_base", 1.0) < 1:
         yield Verdict(
-            CAUSE.name, 0.0, "", "the usual load is not known, since only a share of its decisions was watched"
+            CAUSE.name, 0.0, "", "the usual load is not known, because only a share of its decisions was observed"
         )
     elif rate >= 1.5 * usual and made_up(episode, metric):
         words = render(
-            "{what} rose from {usual} to {rate}, since {owed} had piled up before",
+            "{what} rose from {usual} to {rate}, because {owed} had piled up before",
             owed=value(facts[f"{metric}_owed"]),
             **numbers,
         )
@@ -113,7 +120,7 @@ def _grown(
             CAUSE.name,
             0.5,
             episode.scope,
-            render("{least}{rate} were asked for and its limit is {limit}", **numbers),
+            render("{least}{rate} were requested, and its limit is {limit}", **numbers),
             (entry,),
         )
     else:

@@ -62,7 +62,7 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _of(sent: int | None) -> Words:
-    return render(", of {n}", n=value(sent)) if sent else ""
+    return render(" ({n} sent)", n=value(sent)) if sent else ""
 
 
 def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -97,7 +97,7 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     link = peer_path(episode, view)
     # A host without CPU time delays acknowledgements: its peers then report most retransmitted segments as duplicates.
     if link.cpu_saturated and not link.lost:
-        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, which slows all of its programs")
     elif link.spurious:
         had = item("tcp_retransmit", "retransmitted segments", link.again, "", column="count", keys={"peer": link.name})
         words = render(

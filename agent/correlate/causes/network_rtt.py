@@ -48,7 +48,7 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     link = peer_path(episode, view)
     if link.cpu_saturated:
-        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, which slows all of its programs")
     elif link.path.slower:
         words = render("the network RTT to {name} {rose}", name=link.name, rose=_rose(link.path))
         yield Verdict(CAUSE.name, 0.85, link.host, words, link.path.entries, "", Culprit(object=link.name))
@@ -107,7 +107,7 @@ def _rose(path: Path) -> Words:
     if path.low is None or path.high is None:
         return _from_to(path.usual, path.now)
     return render(
-        "rose from {usual} to between {low} and {high}, another time for each packet",
+        "rose from {usual} to between {low} and {high}, varying from packet to packet",
         usual=span((path.usual or 0) * 1e3),
         low=span(path.low * 1e3),
         high=span(path.high * 1e3),

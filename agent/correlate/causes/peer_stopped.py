@@ -22,7 +22,9 @@ def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
     if not p.path.slower and not p.again:  # else written data is on the way
         yield _stopped(
-            episode, view, "{who} wrote nothing to it for {took} without waiting to, while no segment was retransmitted"
+            episode,
+            view,
+            "{who} wrote nothing to it for {took} and did not wait to write; no segment was retransmitted",
         )
 
 
@@ -32,7 +34,7 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
     name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
     starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
     words = render(
-        "{who} read nothing from it and kept its window shut{unread}",
+        "{who} read nothing from it, so its receive window stayed closed{unread}",
         who=process(reader[1], reader[0]) if reader else name,
         unread=render(", with {n} unread", n=value(unread, "byte")) if unread else "",
     )

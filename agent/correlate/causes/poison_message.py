@@ -1,4 +1,4 @@
-"""A message that no consumer can handle: it is given back, and delivered again and again."""
+"""A message that no consumer can handle: it is rejected and redelivered repeatedly."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def given_back(episode: Episode, view: View) -> Iterator[Verdict]:
     for row in polls:
         seen.add(row)
     if not len(polls) or not seen.repeated:
-        yield Verdict(CAUSE.name, 0.0, "", "no message was delivered again and again")
+        yield Verdict(CAUSE.name, 0.0, "", "no message was redelivered repeatedly")
         return
     words = render(
-        "messages were delivered again at {n}: a consumer that cannot handle one gives it back, or ends",
+        "a consumer rejects a message repeatedly, or ends while it handles it ({n} found redelivered messages)",
         n=value(seen.times, "poll"),
     )
     entry = item(

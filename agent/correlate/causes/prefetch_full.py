@@ -32,7 +32,7 @@ def exhausted(episode: Episode, view: View) -> Iterator[Verdict]:
     if not group.idle or held[0] <= usual or held[0] < before.max():
         return
     words = render(
-        "its consumers hold {held} (usually {usual}) and acknowledge none, so they get no others",
+        "its consumers hold {held} (usually {usual}) and acknowledge none, so they get no more",
         held=value(int(held[0]), "message"),
         usual=value(usual),
     )

@@ -49,9 +49,9 @@ def _beside(end: FailedHop) -> str:
     if end.self_explanatory:
         return ""
     return (
-        "; the servers that it asks fail no more than usual"
+        "; the servers that it calls fail no more than usual"
         if end.pids
-        else "; the servers that it asks are not visible from here"
+        else "; the servers that it calls are not visible from here"
     )
 
 

@@ -66,7 +66,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     netns, raw = cast("tuple[int, bytes]", episode.key)
     link = peer_path(episode, view)
     if link.cpu_saturated:
-        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, which slows all of its programs")
         return
     if link.path.slower or link.again:
         return
@@ -152,8 +152,8 @@ CAUSE = Cause(
         **READS,
         "tls_handshake": (*HANDSHAKES["tls_handshake"], *HANDSHAKE_READS["tls_handshake"]),
     },
-    "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are"
-    " slow, keep connections open, or resume sessions: tickscope query tls_handshake --group-by peer,error",
+    "if they fail, check the certificate and the TLS versions of both ends (openssl s_client -connect ADDRESS); if they"
+    " are slow, keep connections open, or resume sessions: tickscope query tls_handshake --group-by peer,error",
     {
         "decision_latency": handshakes,
         "service_latency": handshakes,

@@ -41,7 +41,7 @@ def _since(fill: np.ndarray) -> int:
 
 def clause(episode: Episode) -> Words:
     return render(
-        "The {queue} had {held} waiting, with room for {limit}, {when}",
+        "The {queue} had {held} waiting (limit: {limit}) {when}",
         queue=episode.subject,
         held=value(episode.value, "connection"),
         limit=value(episode.facts.get("limit")),

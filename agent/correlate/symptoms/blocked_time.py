@@ -61,7 +61,7 @@ def clause(episode: Episode) -> Words:
         "{who} was blocked in system calls{how}{took}{threads} ({base}) {when}",
         who=episode.subject,
         how=" for up to " if episode.value <= SECOND else " for ",
-        threads="" if episode.value <= SECOND else ", the sum of its threads",
+        threads="" if episode.value <= SECOND else ", all threads together",
         took=measured(episode.value, episode.unit),
         base=render("usually {base}", base=measured(episode.base, episode.unit))
         if episode.base

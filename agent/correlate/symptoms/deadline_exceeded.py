@@ -58,7 +58,7 @@ def _most(ages: np.ndarray) -> np.ndarray:
 
 def clause(episode: Episode) -> Words:
     return render(
-        "{what} were given up without an answer, {n}, each after {age}, {when}",
+        "{what} got no answer and were given up {n}, each after {age}, {when}",
         what=opening(episode.subject),
         n=value(episode.facts["n"], "time"),
         age=measured(episode.value, episode.unit),
@@ -70,7 +70,7 @@ SYMPTOM = Symptom(
     "deadline_exceeded",
     49,
     "a client closes connections without an answer, each after the same time: its timeout or deadline expires",
-    "a process and a peer that it asks",
+    "a process and a peer that it calls",
     "ns",
     "tcp_close",
     READS,

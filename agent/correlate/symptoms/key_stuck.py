@@ -51,12 +51,12 @@ def asked_within(episode: Episode, _view: View) -> Iterator[Verdict]:
     if rate is None:
         return
     words = render(
-        "requests with it came at {rate} (before: {usual}), which is {within}",
+        "the key was requested at {rate} (before: {usual}), which is {within}",
         rate=value(rate, "1/s"),
         usual=value(usual),
         within="not more than usual" if limit is None else "below its limit",
     )
-    entry = item("limiter_decision", "asked for", rate, "1/s", column="cost", baseline=usual, keys=episode.keys)
+    entry = item("limiter_decision", "requested units", rate, "1/s", column="cost", baseline=usual, keys=episode.keys)
     yield Verdict("load", 0.0, "", words, (entry,))
 
 
@@ -64,7 +64,7 @@ def clause(episode: Episode) -> Words:
     facts = episode.facts
     if episode.metric == "unexpired":
         return render(
-            "The counter of {key} went on for {age}, though its window is {window}, {when}",
+            "The counter of {key} did not expire for {age}, although its window is {window}, {when}",
             key=episode.subject,
             age=value(episode.value, "ns"),
             window=value(facts.get("window_s"), "s"),
@@ -77,7 +77,7 @@ def clause(episode: Episode) -> Words:
         else render("its window is {window}", window=window)
     )
     return render(
-        "{key} was refused each time, {n} in all, while others passed (it asked for {rate}; {may}) {when}",
+        "{key} was refused every time ({n}) while other keys passed (requested: {rate}; {may}) {when}",
         key=opening(episode.subject),
         n=value(episode.value, "decision"),
         rate=value(facts.get("asked"), "1/s"),

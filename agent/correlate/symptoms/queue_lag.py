@@ -158,9 +158,7 @@ def clause(episode: Episode) -> Words:
             "{queue} made no progress while messages arrived {when}", queue=episode.subject, when=when(episode)
         )
     if episode.metric == "gone":
-        return render(
-            "{queue} was deleted while clients asked for it {when}", queue=episode.subject, when=when(episode)
-        )
+        return render("{queue} was deleted while clients used it {when}", queue=episode.subject, when=when(episode))
     worst, base = (
         (value(episode.value, "message"), value(episode.base))
         if episode.metric == "lag"

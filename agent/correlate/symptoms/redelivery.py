@@ -1,4 +1,4 @@
-"""Messages that are delivered again and again."""
+"""Messages that are redelivered repeatedly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judge(watch: QueueWatch, second: Second) -> None:
 
 def clause(episode: Episode) -> Words:
     return render(
-        "Messages of {queue} were delivered again and again {when}: redelivered ones were seen at {n}",
+        "Messages of {queue} were redelivered repeatedly (in {n}) {when}",
         queue=opening(episode.subject),
         when=when(episode),
         n=value(episode.value, "poll"),

@@ -95,7 +95,7 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> None:
 def clause(episode: Episode) -> Words:
     if episode.unit == "ns":
         return render(
-            "{who} waited for a CPU for up to {waited} a second, the sum of its threads, {when}",
+            "{who} waited for a CPU for up to {waited} per second, all threads together, {when}",
             who=opening(episode.subject),
             waited=span(episode.value),
             when=when(episode),

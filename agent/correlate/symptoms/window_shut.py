@@ -33,7 +33,7 @@ def judge(watch: StuckWatch, second: Second) -> None:
 
 def clause(episode: Episode) -> Words:
     return render(
-        "The other end of the {subject} took nothing for {took}, with {unsent} unsent, {when}",
+        "The other end of the {subject} did not read for {took}, with {unsent} unsent, {when}",
         subject=episode.subject,
         took=measured(episode.value, episode.unit),
         unsent=value(episode.facts["unsent"], "byte"),

@@ -20,7 +20,7 @@ HELD_NS, HELD_A_PROCESS, HELD = 10_000_000_000, 2_048, 16_384
 BOUNDS = (
     UpperBound(
         "limiters",
-        "wait for the name of a limiter's call site; decisions that wait",
+        "time to resolve a limiter's call site; decisions that wait for it",
         f"{HELD_NS / 1e9:g} s; {HELD:,} decisions, {HELD_A_PROCESS:,} per process",
         "the id ends in `@?`",
         "the id",

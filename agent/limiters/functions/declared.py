@@ -83,7 +83,7 @@ class OwnFunction:
 def _matching(pattern: str, what: str) -> ValueType:
     def check(found: str) -> str:
         if not re.fullmatch(pattern, found, re.ASCII | re.DOTALL):
-            raise ValueError(f"it is {what}")
+            raise ValueError(f"must be {what}")
         return found
 
     return text(what, check)
@@ -95,7 +95,7 @@ def _number(given: object) -> int:
     except ValueError:
         number = None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
-        raise ValueError("it is a number, as in 0x1a2b0")
+        raise ValueError("must be a number, such as 0x1a2b0")
     return number
 
 
@@ -104,7 +104,7 @@ def _places(names: Iterable[str]) -> ValueType:
 
     def read_all(given: Any, place: Place) -> Mapping[str, object]:
         if not isinstance(given, Mapping):
-            raise place.wrong(given, "it is a section of `what: place` lines")
+            raise place.wrong(given, "must be a section of `what: place` lines")
         check_known(given, names, place)
         return given
 
@@ -117,7 +117,7 @@ def _model(given: object) -> str:
 
     name = BY_ALGORITHM.get(given.lower(), given) if isinstance(given, str) else ""
     if name not in MODELS:
-        raise ValueError(f"it is one of {', '.join(BY_ALGORITHM)}")
+        raise ValueError(f"must be one of {', '.join(BY_ALGORITHM)}")
     return name
 
 
@@ -143,20 +143,20 @@ class _Declaration:
     replay: _Replay = setting(_Replay(), beside(_Replay))
 
     def check(self) -> None:
-        for key, what in (("name", "what the limiter is to be called"), ("language", f"one of {', '.join(LANGUAGES)}")):
+        for key, what in (("name", "name of the limiter"), ("language", f"one of {', '.join(LANGUAGES)}")):
             if not getattr(self, key):
                 raise _wrong((), f"{key} is missing", f"{key}: {what}")
         if bool(self.program) == bool(self.build_id):
             raise _wrong(
                 ("program",) if self.program else (),
-                "either program or build_id" if self.program else "nothing says which program it is in",
+                "either program or build_id" if self.program else "the program is not named",
                 "program: its file, with * and ?; or build_id",
             )
         found = [key for key in _WHERE if getattr(self, key) not in ("", None)]
         if len(found) != 1:
             raise _wrong(
                 (found[1],) if found else (),
-                f"{' and '.join(found)} exclude one another" if found else "nothing says which function it is",
+                f"{' and '.join(found)} cannot be used together" if found else "the function is not named",
                 "name one of symbol (as nm prints it), address and offset",
             )
 
@@ -195,7 +195,9 @@ class _Declaration:
         sections = [name for name, words in (("arguments", arguments), ("results", results)) if "limit" in words]
         if sections or self.replay.count:
             keys = (*sections[:1], "limit")
-            raise _wrong(keys, "in which time?", "window: 1s, or where that lies; or call it per_s or burst")
+            raise _wrong(
+                keys, "the window is missing", "add window: 1s, or its place; or name the limit per_s or burst"
+            )
 
 
 def parse(given: object) -> OwnFunction:
@@ -220,7 +222,7 @@ def _words(
             raise _wrong((section, key), str(error), error.remedy) from None
         other = taken.setdefault(names[key], key)
         if other != key:
-            raise _wrong((section, key), f"{other} is there, too", "a limit per window, or a rate per_s")
+            raise _wrong((section, key), f"{other} is set, too", "a limit per window, or a rate per_s")
         found[key] = word
     return found
 
@@ -231,13 +233,13 @@ def _answers(given_codes: Mapping[str, object], results: Mapping[str, Word]) -> 
         if given_codes:
             raise _wrong(
                 (next(iter(given_codes)),),
-                "there is no result that could have that value",
+                "it is a value of a result that is not declared",
                 "say where it is: results: {result: bool ax}",
             )
         if "wait" not in results and "error" not in results:
             raise _wrong(
                 ("results",),
-                "nothing says what was decided",
+                "the result is not declared",
                 "results: {result: bool ax}; or wait, for a limiter that never refuses",
             )
         return None

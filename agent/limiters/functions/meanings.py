@@ -79,7 +79,7 @@ def _range(value: object) -> tuple[int, int]:
     elif isinstance(value, str) and (match := _RANGE.fullmatch(value)) and value != "..":
         first, last = int(match[1] or _LEAST), int(match[2] or _MOST)
     else:
-        raise ValueError(f"{value!r} is no value: a whole number, a range (..-1, 1..3) or {OTHER}")
+        raise ValueError(f"{value!r} is not a value: use a whole number, a range (..-1, 1..3) or {OTHER}")
     if not _LEAST <= first <= last <= _MOST:
-        raise ValueError(f"{value!r} is no range that a result can lie in")
+        raise ValueError(f"{value!r} is not a valid range")
     return first, last

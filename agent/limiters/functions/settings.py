@@ -32,16 +32,18 @@ class FunctionSettings:
 def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
     """The declarations of a list, each with its line. Raises AgentError (exit code 2) if it is no list."""
     if not isinstance(given, list):
-        raise place.wrong(given, "it is a list of declarations, which begin with `- name:`")
+        raise place.wrong(given, "must be a list of declarations, each beginning with `- name:`")
     if len(given) > MOST:
-        raise place.error(f"limiter_functions has {len(given)} entries", f"it may have {MOST}")
+        raise place.error(f"limiter_functions has {len(given)} entries", f"at most {MOST} are allowed")
     found, names = list[FunctionSettings](), set[str]()
     for number, one in enumerate(given):
         here = place.below(number)
         try:
             name = parse(one).name
             if name in names:
-                raise SettingError(("name",), f"name: {name!r} is there twice", remedy="call the second one otherwise")
+                raise SettingError(
+                    ("name",), f"name: {name!r} is used twice", remedy="give the second one another name"
+                )
             names.add(name)
             found.append(FunctionSettings(name, here.where, one))
         except SettingError as error:

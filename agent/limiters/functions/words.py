@@ -87,7 +87,7 @@ def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool =
     shown = f"a place: a register ({', '.join(registers)}), or a word in memory ({registers[0]}+24"
     shown += ", limiter+8)" if limiter else ")"
     if not isinstance(text, str):
-        raise WordError(f"{text!r} is no place", shown)
+        raise WordError(f"{text!r} is not a place", shown)
     parts = re.sub(r"\s*\+\s*", "+", text).split()
     unit = UNITS_NS[parts.pop()] if timed and parts and parts[-1] in UNITS_NS else 0
     kind = ""
@@ -96,22 +96,22 @@ def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool =
         del parts[0]
     if len(parts) != 1:
         raise WordError(
-            f"{text!r} is no place",
+            f"{text!r} is not a place",
             f"write [TYPE] PLACE{' [UNIT]' if timed else ''}, as in i32 {registers[0]}{' ms' if timed else ''}; it is"
             f" {shown}",
         )
     place = _place(parts[0], registers, limiter)
     if kind[:1] == "f" and "+" not in place:
         raise WordError(
-            f"{text!r}: a float is in no register that can be read",
-            f"name where it lies in memory, as in f64 {registers[0]}+24, or leave it out",
+            f"{text!r}: floats in registers cannot be read",
+            f"name its place in memory, such as f64 {registers[0]}+24, or leave it out",
         )
     return Word(place, kind, unit)
 
 
 def _type(text: str) -> str:
     if text in _DIFFERING:
-        raise WordError(f"how large {text!r} is depends on the language", f"{text} is {_DIFFERING[text]}")
+        raise WordError(f"the size of {text!r} depends on the language", f"{text} is {_DIFFERING[text]}")
     kind = _NAMES.get(text, text)
     if kind not in TYPES:
         raise WordError(f"there is no type {text!r}", f"one of {', '.join(TYPES)}")
@@ -125,14 +125,14 @@ def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
     if base is None or base[1] not in allowed:
         if base is not None and base[1] == "limiter":
             raise WordError(
-                "where the limiter is, is not said",
+                "the place of the limiter is not declared",
                 f"name the register among the arguments, as in limiter: {registers[0]}",
             )
         raise WordError(
             (
                 f"there is no register {base[1] if base else text!r}"
                 if base and base[1] not in GO + SYSTEM_V
-                else f"{base[1] if base else text!r} holds nothing there"
+                else f"{base[1] if base else text!r} has no meaning there"
             ),
             f"one of {', '.join(allowed)}"
             + ("; registers of floats cannot be read" if base and unreadable(base[1]) else ""),
@@ -141,7 +141,7 @@ def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
         place_of(place)
     except ValueError:
         raise WordError(
-            f"{text!r} is no place",
+            f"{text!r} is not a place",
             f"a register ({registers[0]}), the word at an offset up to {MOST_OFFSET} from where it points"
             f" ({registers[0]}+24), or behind that one (({registers[0]}+24)+8)",
         ) from None

@@ -8,7 +8,7 @@ LIBRARY = LimiterLibrary(
     "monotonic",
     "sliding log",
     (
-        Step("refuses for D once the limit is spent (wall clock)", "up to a limit more (wall clock)", r"[1-3]\..*"),
+        Step("refuses for D once the limit is spent (these versions: wall clock)", "up to a limit more", r"[1-3]\..*"),
         Step("none", "none"),
     ),
 )

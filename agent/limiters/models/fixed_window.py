@@ -77,8 +77,8 @@ def _from_first(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "fixed window",
-        "counts, also what it refuses, in windows that begin at multiples of their length on the clock; one that comes"
-        " again within its length is still spent",
+        "counts all requests, also refused ones, in windows that begin at multiples of their length on the clock; a"
+        " window that a step repeats keeps its count",
         "base_limiter.go of github.com/envoyproxy/ratelimit, GenerateCacheKey, and fixed_cache_impl.go: INCRBY and"
         " EXPIRE of a key with the window's begin",
         _on_clock,
@@ -86,11 +86,11 @@ MODELS = (
         lambda limit: 2 * limit.window_ns,
         of_window,
         counts_refused=True,
-        unlike="Envoy lets a counter live on for a random time, by default up to 300 s",
+        unlike="Envoy keeps a counter for a further random time, by default up to 300 s",
     ),
     Model(
         "fixed window, from its first request",
-        "counts, also what it refuses, in windows that begin with the first request after the one before has ended",
+        "counts all requests, also refused ones, in windows that begin with the first request after the last one ended",
         "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8; MemoryStore.increment of"
         " express-rate-limit 8.7",
         _from_first,

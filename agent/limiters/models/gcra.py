@@ -55,8 +55,8 @@ def _doubles(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 _MEANING = (
-    "each request moves the time at which the next is due by one interval; who comes earlier than that, less the burst,"
-    " is refused"
+    "each request moves the time at which the next is due by one interval; a request earlier than that, less the"
+    " burst, is refused"
 )
 MODELS = (
     Model(
@@ -70,12 +70,12 @@ MODELS = (
     ),
     Model(
         "GCRA, redis_rate",
-        f"{_MEANING}; in doubles, by Redis's TIME",
+        f"{_MEANING}; in floating point, by Redis's TIME",
         "lua.go of github.com/go-redis/redis_rate/v10 v10.0.1, allowN",
         _doubles,
         ("per_s", "burst"),
         of_bucket,
         has_level=True,
-        unlike="AllowAtMost admits a part of what is asked",
+        unlike="AllowAtMost admits a part of the requested units",
     ),
 )

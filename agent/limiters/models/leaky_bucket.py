@@ -61,17 +61,17 @@ def _queue(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "leaky bucket",
-        "leaks at the rate; who would make it hold more than the burst is refused",
+        "leaks at the rate; a request that would fill it above the burst is refused",
         "ngx_http_limit_req_module.c of nginx 1.26, ngx_http_limit_req_lookup",
         _meter,
         ("per_s",),
         lambda limit: of_bucket(Limit(limit.per_s, limit.burst + 1)),
         has_level=True,
-        unlike="those within the burst that it holds back are admitted here; a request costs 1",
+        unlike="requests that nginx delays within the burst count as admitted; a request costs 1",
     ),
     Model(
         "leaky bucket, waits",
-        "lets one go each interval, after a pause as many more as its slack; who comes earlier waits, nobody is"
+        "admits one request per interval, after a pause as many more as its slack; an earlier request waits, none is"
         " refused",
         "limiter_atomic_int64.go of go.uber.org/ratelimit v0.3.1, Take",
         _queue,

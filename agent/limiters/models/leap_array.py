@@ -51,7 +51,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "leap array",
-        "counts what it admits in a ring of buckets, and reads the last ones. A bucket ahead of the clock is neither"
+        "counts admitted requests in a ring of buckets, and reads the last ones. A bucket ahead of the clock is neither"
         " read nor written: a step back by more than the ring admits everything",
         "leap_array.go, sliding_window_metric.go and tc_default.go of github.com/alibaba/sentinel-golang v1.0.4",
         _decide,

@@ -50,8 +50,8 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "sliding window of two counters",
-        "counts what it admits in windows on the clock; of the window before, as large a share as is still within a"
-        " window's length",
+        "counts admitted requests in windows on the clock, plus the share of the previous window that is less than one"
+        " window's length ago",
         "MemoryStorage.acquire_sliding_window_entry of Python's limits 5.8",
         _decide,
         ("count", "window_ns"),

@@ -60,8 +60,8 @@ def _in_order(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "sliding log",
-        "keeps the time of each admitted request, sorted, in milliseconds; what is older than the window is removed for"
-        " good, what lies ahead of the clock counts",
+        "keeps the times of admitted requests, sorted, in milliseconds; times older than the window are removed for"
+        " good, times ahead of the clock count",
         "the usual Redis script: ZREMRANGEBYSCORE, ZCARD, ZADD",
         _sorted,
         ("count", "window_ns"),
@@ -70,14 +70,14 @@ MODELS = (
     ),
     Model(
         "sliding log, in order",
-        "keeps the time of each admitted request in their order; the one that lies a limit back must be older than the"
-        " window",
+        "keeps the times of admitted requests in order of arrival; with a limit of N, the N-th last must be older than"
+        " the window",
         "MemoryStorage.acquire_entry of Python's limits 5.8",
         _in_order,
         ("count", "window_ns"),
         of_window,
         unlike=(
-            "a thread of the library's removes old entries now and then: after steps forward and back again it may"
+            "a thread of the library removes old entries from time to time: after a step forward and back it may"
             " admit more"
         ),
     ),

@@ -49,7 +49,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 MODELS = (
     Model(
         "sliding window of slots",
-        "counts what it admits in slots of a ring; a slot is cleared when its place is entered for another time, those"
+        "counts admitted requests in a ring of slots; a slot is cleared when it is reused for another time, slots"
         " ahead of the clock count",
         "the usual hand-written ring, (*SlidingWindow).Inc: ten slots of 100 ms, lazily cleared",
         _decide,

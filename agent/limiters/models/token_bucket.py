@@ -48,8 +48,8 @@ _SOURCE = "rate.go of golang.org/x/time, reserveN and advance"
 MODELS = (
     Model(
         "token bucket",
-        "fills at the rate up to its size; who finds too little is refused. A refusal leaves its time alone: after a"
-        " step back nothing fills until the clock has caught up",
+        "fills at the rate up to its size; a request that finds too few tokens is refused. A refusal does not change"
+        " its time: after a step back it does not fill until the clock has caught up",
         f"{_SOURCE}, v0.3.0 to v0.16.0",
         partial(_decide, keeps_last=True),
         ("per_s", "burst"),
@@ -58,7 +58,7 @@ MODELS = (
     ),
     Model(
         "token bucket, first generation",
-        "the same; a refusal after a step back moves its time back, too, so that it fills again at once",
+        "the same, but a refusal after a step back also moves its time back: it fills again at once",
         f"{_SOURCE}, up to v0.2.0",
         partial(_decide, keeps_last=False),
         ("per_s", "burst"),

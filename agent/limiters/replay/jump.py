@@ -152,18 +152,18 @@ class Decisions:
         if rule.clock not in FOLLOWS:
             found.append("its clock is not known")
         if rule.clock == "remote wall":
-            found.append("its clock is that of the host that keeps its state, which must be this one")
+            found.append("its clock is that of its server: the counts hold only if the server is this host")
         if (rows["step_immune"] == 1).any():
-            found.append("it used the monotonic clock at times")
+            found.append("it also used the monotonic clock")
         if (rows["sample_rate"] < 1).any():
             share = float(np.nanmin(rows["sample_rate"]))
-            found.append(f"only {share:.2g} of its decisions were seen: counts are of those")
+            found.append(f"only a share of {share:.2g} of its decisions was recorded: the counts are of these")
         if any(first <= until and last >= jump.t_ns - memory for first, last in self._gaps):
             found.append("records were lost meanwhile")
         if any(len(np.unique(given[~np.isnan(given)])) > 1 for given in (rows["limit_per_s"], rows["burst"])):
-            found.append("its limit was changed meanwhile")
+            found.append("its limit changed meanwhile")
         if np.isin(rows["result"], (ERROR, CANCELLED)).any():
-            found.append("some decisions failed, or their callers gave up: those are left out")
+            found.append("decisions that failed, or whose callers gave up, are not counted")
         if (rows["result"] == _DELAYED).any() and (rows["result"] == _REFUSED).any():
             found.append("some callers waited and some did not")
         return found
@@ -233,11 +233,11 @@ class _About:
             rows, keys = pick(rows, order), keys[order]
         program, true, after, unsure = clocks(rows, self.jump)
         if unsure:
-            doubts.append("what its clock said is not recorded, so that where its windows begin is not known")
+            doubts.append("its clock readings were not recorded, so the starts of its windows are not known")
         recorded = rows["result"] == ALLOWED
         patient = bool((rows["result"] == _DELAYED).any())
         if patient or model.delays:
-            doubts.append("its callers wait, and would have come at other times")
+            doubts.append("its callers wait, so their requests would have come at other times")
         limit = replace(self.rule.limit, patient=patient)
         arrivals = Arrivals(program, np.where(rows["cost"] > 0, rows["cost"], 1.0), starts_of(keys))
         keep = needed(model, recorded, ~after, arrivals.starts)
@@ -255,7 +255,7 @@ class _About:
         checked = rows["t_ns"] >= (self.jump.t_ns if not model.has_level else 0)
         unlike = int((recorded != (by_true if self.jump.hypothetical else by_program))[checked].sum())
         if unlike:
-            doubts.append(f"the model decides {unlike} of {int(checked.sum())} otherwise than the program did")
+            doubts.append(f"the model decides {unlike} of {int(checked.sum())} requests differently from the program")
         counts = compared(by_program[in_time], by_true[in_time], rows["t_ns"][in_time])
         sure = complete_ns <= self.jump.t_ns - memory if low is None else low == high
         if low != high and not doubts:
@@ -269,9 +269,9 @@ class _About:
             ""
             if sure
             else (
-                "rows do not go back as far as it remembers: as many at least"
+                "recorded rows begin after its oldest state: the counts are lower bounds"
                 if low is None
-                else "what its bucket held is known within bounds only: as many at least"
+                else "the level of its bucket is known only within bounds: the counts are lower bounds"
             )
         )
         wall = self.jump.wall_ns or int(arrivals.t_ns[~after][-1] if (~after).any() else true[0])

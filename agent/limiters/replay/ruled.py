@@ -64,9 +64,11 @@ def ruled(row: np.void, declarations: Sequence[Declared] = ()) -> Ruled:
     clock = next((one.clock for one in matching if one.clock), clock)
     shared = next((one.shared for one in matching if one.shared is not None), clock == "remote wall")
     if model is None:
-        return Ruled(None, limit, clock, shared, "its algorithm is not known: name it in limiter_models, or by --model")
+        return Ruled(
+            None, limit, clock, shared, "its algorithm is not known: declare it in limiter_models, or use --model"
+        )
     if not clock:
-        doubts = (*doubts, "its clock is not known, and taken to be the wall clock")
+        doubts = (*doubts, "its clock is not known: the wall clock is assumed")
     lacks = ", ".join(_WORDS[need] for need in model.lacks(limit))
     return Ruled(model, limit, clock or "wall", shared, f"its {lacks} is not known" if lacks else "", doubts)
 

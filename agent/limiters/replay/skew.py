@@ -96,8 +96,8 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
             ""
             if not differing
             else (
-                f"{differing} of {len(rows)} were decided otherwise when they were recorded: another window, limit or"
-                " algorithm"
+                f"{differing} of {len(rows)} decisions differ from the recorded ones: the window, limit or algorithm is"
+                " another one"
             )
         ),
     )

@@ -68,7 +68,7 @@ BOUNDS = (
     UpperBound("queues", "bindings of an exchange", MAX_BINDINGS, "not read", "`queue_lag.reason`"),
     UpperBound(
         "queues",
-        "Celery's unacknowledged messages of a server",
+        "unacknowledged messages of Celery on one server",
         MAX_UNACKED,
         "only the oldest are counted",
         "`queue_lag.inexact_reason`",
@@ -135,7 +135,7 @@ class CeleryServer:
         workers, tasks = options.pop("workers", "false"), options.pop("tasks", "true")
         keys = {name: options.pop(option).encode() for option, name in _KEYS.items() if option in options}
         if not {workers, tasks} <= {"true", "false"}:
-            raise _refused("workers and tasks are true or false")
+            raise _refused("workers and tasks must be true or false")
         if "+cluster" in address.partition(":")[0]:
             raise _refused("Celery has no queues in a Redis Cluster")
         if "streams" in options:
@@ -145,7 +145,7 @@ class CeleryServer:
         except ValueError:
             timeout_s = -1
         if timeout_s is not None and not 0 < timeout_s < inf:
-            raise _refused("visibility_timeout is a number of seconds above 0")
+            raise _refused("visibility_timeout must be a number of seconds above 0")
         try:
             redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
         except AgentError as error:
@@ -511,10 +511,10 @@ class CeleryQueues(RedisServer):
         unindexed = stored - indexed if isinstance(stored, int) else 0
         least, self._unindexed = min(unindexed, self._unindexed), unindexed
         if least > 0:
-            why = "have no time of delivery: they are never delivered again"
+            why = "have no time of delivery: they are never redelivered"
             self._problems.append(f"{least} unacknowledged messages {why}")
         if isinstance(mutex, bytes) and mutex == self._mutex and isinstance(left_ms, int) and left_ms > 0:
-            self._problems.append(f"unacked_mutex is held for {left_ms / 1000:.0f} s more: nothing is delivered again")
+            self._problems.append(f"unacked_mutex is held for {left_ms / 1000:.0f} s more: nothing is redelivered")
         self._mutex = mutex if isinstance(mutex, bytes) else b""
 
     def _tails(self, lengths: dict[_List, int], usages: dict[_List, Reply], asked_ns: int) -> int:
@@ -697,7 +697,7 @@ class CeleryQueues(RedisServer):
         since_s = [max(both) for both in due if both[1] <= server_s]
         early = sum(eta_s > max(at_s + (self._visibility_s or inf), server_s) for at_s, eta_s in due)
         if early:
-            why = f"{early} delayed messages are due to be delivered again before their set time"
+            why = f"{early} delayed messages are due for redelivery before their set time"
             self._problems.append(f"{queue.name.decode(errors='replace')}: {why}")
         known = self._visibility_s is not None and due and not queue.some
         return {
@@ -797,9 +797,9 @@ def _count(reply: Reply) -> int:
 BROKER = Broker(
     "celery",
     "Celery on Redis",
-    "queues of Celery and kombu: waiting, unacknowledged and delayed messages, and when they are delivered again",
+    "queues of Celery and kombu: waiting, unacknowledged and delayed messages, and their time of redelivery",
     FORM,
-    "without queues: all; workers=true: also asks the workers; tasks=false: does not read names of tasks",
+    "no queues: all; workers=true: also queries the workers; tasks=false: does not read names of tasks",
     CeleryServer.parse,
     opened,
     CelerySection,

@@ -95,7 +95,7 @@ class EtcdCluster(HttpServer):
 
     TITLE = "etcd"
 
-    url: EtcdUrl = setting("", private_text(_FORM, EtcdUrl.parse), "some of its members")
+    url: EtcdUrl = setting("", private_text(_FORM, EtcdUrl.parse), "one or more of its members")
     password: Password = setting(Password(), password_keys("TICKSCOPE_ETCD_"))
 
 
@@ -453,7 +453,7 @@ BROKER = Broker(
     "etcd",
     "entries that members have not applied, waiting proposals, watchers' backlog, and copies of a prefix",
     _FORM,
-    "some of its members; prefix and copy: compare the keys with those of another cluster",
+    "one or more of its members; prefix and copy: compare the keys with those of another cluster",
     EtcdUrl.parse,
     EtcdQueues,
     EtcdCluster,

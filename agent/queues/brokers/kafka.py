@@ -66,17 +66,17 @@ def _bootstrap(given: str) -> str:
     servers = []
     for one in filter(None, (part.strip() for part in given.split(","))):
         if "@" in one or "/" in one or any(letter.isspace() for letter in one):
-            raise ValueError("it is host:port,host:port; users and passwords are keys of a section")
+            raise ValueError("must be host:port,host:port; users and passwords are keys of a section")
         host, colon, port = one.rpartition(":")
         if one.endswith("]") or (not colon):
             host, port = one, str(_PORT)
         if not host or (":" in host and not (host[0] == "[" and host[-1] == "]")):
-            raise ValueError("it is host:port,host:port; an IPv6 address is in brackets")
+            raise ValueError("must be host:port,host:port, with an IPv6 address in brackets")
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError("a port is between 1 and 65535")
+            raise ValueError("a port must be between 1 and 65535")
         servers.append(f"{host}:{port}")
     if not servers:
-        raise ValueError("it is host:port,host:port")
+        raise ValueError("must be host:port,host:port")
     return ",".join(servers)
 
 
@@ -90,41 +90,41 @@ def _field(given: str) -> str:
 class KafkaServer:
     """A Kafka cluster. Files are read by the broker process, as user tickscope."""
 
-    servers: str = setting("", private_text("host:port,host:port", _bootstrap), "brokers that are asked first")
-    groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all of them")
-    topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all of them")
-    records: bool = setting(
-        True, flag(), "read single records for their timestamps, where the agent was not there when they were appended"
-    )
+    servers: str = setting("", private_text("host:port,host:port", _bootstrap), "bootstrap brokers")
+    groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all")
+    topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all")
+    records: bool = setting(True, flag(), "read the timestamps of records that are older than the first poll")
     id: str = setting(
         "",
         text("a path in JSON, or header:NAME", _field),
-        "where records have their id, to find duplicates: `order/id` in JSON, or `header:NAME`",
+        "place of the id in a record, to find duplicates: `order/id` in JSON, or `header:NAME`",
     )
     seq: str = setting(
-        "", text("a path in JSON, or header:NAME", _field), "where they have their number, to find those out of order"
+        "",
+        text("a path in JSON, or header:NAME", _field),
+        "place of the sequence number in a record, to find records out of order",
     )
     tls: bool = setting(False, flag(), "encrypt the connection")
     ca: str = path_setting("certificates that sign the brokers' certificates (PEM)")
     certificate: str = path_setting("the agent's own certificate (PEM)")
-    key: str = path_setting("its private key (PEM)")
+    key: str = path_setting("the agent's private key (PEM)")
     user: str = setting("", text("a name"), "SASL user")
     mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
     password: Password = setting(Password(), password_keys("TICKSCOPE_KAFKA_"))
 
     def check(self) -> None:
         if not self.servers:
-            raise ValueError("a Kafka cluster has `servers: host:port,host:port`")
+            raise ValueError("it has no servers: write `servers: host:port,host:port`")
         if odd := next(filter(_NO_TOPIC.search, self.topics), ""):
-            raise ValueError(f"no topic has the name {odd!r}: patterns are like orders*, not regular expressions")
+            raise ValueError(f"{odd!r} is not a topic name or pattern: write orders*, not a regular expression")
         if self.seq and not self.id:
-            raise ValueError("seq needs id: where records have their id")
+            raise ValueError("seq needs id, the place of the id in a record")
         if (self.ca or self.certificate or self.key) and not self.tls:
             raise ValueError("ca, certificate and key need `tls: true`")
         if bool(self.certificate) != bool(self.key):
-            raise ValueError("certificate and key are set together")
+            raise ValueError("certificate and key must be set together")
         if bool(self.user) != self.password.is_set:
-            raise ValueError("user is set together with password_file, password_variable or password_credential")
+            raise ValueError("user must be set together with password_file, password_variable or password_credential")
 
     def librdkafka(self) -> dict[str, object]:
         """The settings of librdkafka. Raises KafkaDown if the password cannot be read."""
@@ -747,7 +747,7 @@ BROKER = Broker(
     "Kafka",
     "consumer groups by topic and partition: lag, time lag, members, rebalances",
     "kafka://host:9092,host:9092?groups=orders*&topics=orders",
-    "no groups: all of them; id=order/id&seq=n: finds duplicates; TLS and SASL: a section, see docs/queues-kafka.md",
+    "no groups: all; id=order/id&seq=n: finds duplicates; TLS and SASL: a section, see docs/queues-kafka.md",
     parse,
     KafkaCluster,
     KafkaServer,

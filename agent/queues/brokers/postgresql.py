@@ -93,7 +93,7 @@ class PostgresUrl:
                 raise BadUrl(f"its sslmode is not one of {', '.join(_TLS)}")
             port = 5432 if parts.port is None else parts.port
             if not port:
-                raise BadUrl("its port is no port")
+                raise BadUrl("its port is not a port number")
             database = unquote(parts.path.strip("/"))
             if "/" in database or "\0" in unquote(url):
                 raise BadUrl("its path is not the name of a database")
@@ -141,10 +141,10 @@ class PostgresServer:
             (not self.url, "it has no url"),
             (
                 self.url and self.url.password and self.password.is_set,
-                "it has a password in its url and another beside it",
+                "it has a password in its url and another one in the section",
             ),
-            (bool(self.key_file) != bool(self.certificate_file), "certificate_file and key_file are set together"),
-            (self.query and self.jobs, "it has a query and jobs"),
+            (bool(self.key_file) != bool(self.certificate_file), "certificate_file and key_file must be set together"),
+            (self.query and self.jobs, "it has both query and jobs"),
             (not (self.query or self.jobs or self.slots), "it has slots: false and no query: nothing is watched"),
         )
         if why := next((why for is_wrong, why in wrong if is_wrong), ""):

@@ -104,7 +104,7 @@ def _whole(given: object) -> int | None:
 def _queues(given: Any, place: Place) -> tuple[MappedQueues, ...]:
     listed = [given] if isinstance(given, Mapping) else given
     if not isinstance(listed, (list, tuple)) or not 0 < len(listed) <= 64:
-        raise place.wrong(given, "it is a list of 1 to 64 sections, each with name and length")
+        raise place.wrong(given, "must be a list of 1 to 64 sections, each with name and length")
     return tuple(read_section(MappedQueues, one, place.below(at)) for at, one in enumerate(listed))
 
 
@@ -118,16 +118,18 @@ class MetricsEndpoint(HttpServer):
     password: Password = setting(Password(), password_keys("TICKSCOPE_QUEUES_FROM_"))
     system: str = setting(_SYSTEM, text("a name"), "name of the messaging system, for `queue_lag.system`")
     queues: tuple[MappedQueues, ...] = setting(
-        (), ValueType(_queues, "a list of sections, see docs/queues-mapping.md"), "which metrics are the queues"
+        (),
+        ValueType(_queues, "a list of sections, see docs/queues-mapping.md"),
+        "queues, and the metrics that describe them",
     )
 
     def mistakes(self) -> tuple[tuple[object, str], ...]:
         paths = {bool(source.path) for one in self.mapped for source in one.sources().values()}
         return (
             *super().mistakes(),
-            (self.url and not self.mapped, "it has no queues: which metric is the length?"),
-            (len(paths) > 1, "some of its queues have metrics and some paths in JSON"),
-            (not self.system, "its system has no name"),
+            (self.url and not self.mapped, "it has no queues: name the metric with the length"),
+            (len(paths) > 1, "its queues must all have metrics, or all have paths in JSON"),
+            (not self.system, "its system is empty"),
         )
 
     @property
@@ -222,7 +224,7 @@ class EndpointQueues:
 BROKER = Broker(
     "queues_from",
     "Any program with metrics",
-    "queues by a mapping: length, in work, consumers, age, capacity, rates",
+    "queues by a mapping: length, messages being processed, consumers, age, capacity, rates",
     "http://host:8080/metrics#name={queue}&length=METRIC",
     "several queues, JSON (expvar), passwords: a section, see docs/queues-mapping.md",
     _line,

@@ -658,7 +658,7 @@ class RabbitQueues(TimedQueue):
             }
         if queue.stream or (about is not None and about.type == "stream"):
             lag = queue.gauges.get(_OFFSET_LAG)
-            why = "a stream: what it keeps is no lag" if lag is None else "a stream: the largest lag of its consumers"
+            why = "a stream: its size is not its lag" if lag is None else "a stream: the largest lag of its consumers"
             exact = None if lag is None else False
             return row | {"lag_messages": lag, "lag_at_least": None, "exact": exact, "inexact_reason": why}
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
@@ -691,7 +691,7 @@ class RabbitQueues(TimedQueue):
                 "inexact_reason": f"as of its last statistics: {since}",
             }
         unacked = queue.gauges.get(_UNACKED)
-        why = f"{_BY_COUNTS}; {unacked} more if given back" if unacked else _BY_COUNTS
+        why = f"{_BY_COUNTS}; {unacked} more if requeued" if unacked else _BY_COUNTS
         return {"lag_messages": bounds[1], "lag_at_least": bounds[0], "inexact_reason": why}
 
     def _due(self, queue: _Queue, management: Management) -> Iterator[QueueTimer]:

@@ -473,7 +473,7 @@ BROKER = Broker(
     "Redis Streams",
     "consumer groups of streams: lag, age, pending and redelivered entries; declared lists",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "without streams: all; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
+    "no streams: all; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
     opened,
     RedisSection,
