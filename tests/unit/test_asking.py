@@ -19,6 +19,7 @@ import pytest
 from agent.batch import Batch, make
 from agent.common.alive import gone
 from agent.correlate.brokers import BrokerWatch
+from agent.correlate.rows import OfSecond
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.queues.poller import QueuePoller
 from agent.queues.poller_process import BrokerPoller
@@ -246,6 +247,6 @@ def test_a_broker_that_was_not_asked_is_not_down() -> None:
         poll_ns=10**6,
         failure=TABLES["queue_lag"].code("failure", "unasked"),
     ).rows
-    assert len(watch.fill(1, {"queue_lag": row})) == 0
+    assert len(watch.fill(1, OfSecond({"queue_lag": row}))) == 0
     row["failure"] = TABLES["queue_lag"].code("failure", "refused")
-    assert len(watch.fill(1, {"queue_lag": row})) == 1
+    assert len(watch.fill(1, OfSecond({"queue_lag": row}))) == 1

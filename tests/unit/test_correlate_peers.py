@@ -241,7 +241,7 @@ def test_pairs_of_a_process_and_a_peer_without_room_are_counted() -> None:
     basis, kind = code("syscall_latency", "basis", "blocked"), code("syscall_latency", "kind", "waiting")
     host.add("syscall_latency", len(pids), **ends, basis=basis, kind=kind, max_ns=5 * MS)
     watch = PeerWatch(CorrelatorConfig())
-    watch.step(T0 // S, {table: compact(table, rows) for table, rows in host.made})
+    watch.step(T0 // S, OfSecond({table: compact(table, rows) for table, rows in host.made}))
     assert watch.dropped == 1030 - 1024
 
 
