@@ -29,15 +29,14 @@ static __always_inline u32 tcp_gate(u64 sk)
  * the peer acknowledges the first copy of a segment that was retransmitted. */
 static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_socket *s, void *sk)
 {
-	u32 sent = s->sent, again = s->again, doubled = s->doubled;
+	u32 sent = s->sent, again = s->again, doubled = s->doubled, measured = s->measured;
 	tcp_sent_so_far(s, sk);
 	v->segments += s->sent - sent;
 	v->again += s->again - again;
 	v->doubled += s->doubled - doubled;
 #if HAS_tcp_sock__rack && HAS_tcp_rack__rtt_us && HAS_tcp_rack__mstamp
-	u32 raw = 0, measured = s->measured;
+	u32 raw = 0;
 	GET(raw, ADDR(sk, tcp_sock, rack), tcp_rack, rtt_us);
-	GET(s->measured, ADDR(sk, tcp_sock, rack), tcp_rack, mstamp);
 	if (!raw || s->measured == measured)
 		return;
 	if (raw < v->raw_min_us)

@@ -213,13 +213,16 @@ static __always_inline void tcp_born(struct tcp_socket *s, void *sk, u64 now, u8
 	}
 }
 
-/* What this end has sent so far. */
+/* What this end has sent, and measured, so far. */
 static __always_inline void tcp_sent_so_far(struct tcp_socket *to, void *sk)
 {
 	GET(to->sent, sk, tcp_sock, data_segs_out);
 	GET(to->again, sk, tcp_sock, total_retrans);
 #if HAS_tcp_sock__dsack_dups
 	GET(to->doubled, sk, tcp_sock, dsack_dups);
+#endif
+#if HAS_tcp_sock__rack && HAS_tcp_rack__mstamp
+	GET(to->measured, ADDR(sk, tcp_sock, rack), tcp_rack, mstamp);
 #endif
 }
 

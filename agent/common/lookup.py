@@ -36,7 +36,7 @@ class LookUp(threading.Thread):
             self.found = socket.getaddrinfo(*self._where, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             words = getattr(error, "strerror", None) or "no valid name"
-            known = getattr(error, "errno", None) not in _UNKNOWN
+            known = isinstance(error, OSError) and error.errno not in _UNKNOWN
             what = "DNS failed" if known else "DNS has no such host"
             see = "see /etc/resolv.conf, resolvectl status" if known else "correct the setting or the zone"
             self.problem = f"{what} ({words}): {see}"
@@ -69,18 +69,22 @@ def look_up(host: str, port: int) -> LookUp:
 
 
 def connect(host: str, port: int, until_s: float) -> socket.socket:
-    """A TCP connection. until_s: time.monotonic; several addresses share the time. Raises NoAddress, TimeoutError and
-    other OSErrors.
+    """A TCP connection. until_s: time.monotonic; an address has half of the time that is left, the last one all of it.
+    Raises NoAddress, TimeoutError and other OSErrors.
     """
     one = look_up(host, port)
     one.wait(until_s)
     problem: OSError = NoAddress(one.problem)
     addresses = one.found
     for at, (family, kind, protocol, _, where) in enumerate(addresses):
-        left_s = (until_s - time.monotonic()) / (len(addresses) - at)
+        left_s = (until_s - time.monotonic()) / (2 if at + 1 < len(addresses) else 1)
         if left_s <= 0:
             raise TimeoutError
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # a host without IPv6
+            problem = error
+            continue
         try:
             sock.settimeout(left_s)
             sock.connect(where)

@@ -239,6 +239,7 @@ class RespClient:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = self._socket.getpeername()[:2]
         if url.tls:
+            self._socket.settimeout(_left(deadline))
             self._socket = _context(url.tls_files).wrap_socket(self._socket, server_hostname=url.host)
         commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
         if password:

@@ -101,7 +101,7 @@ class FailedHop:
     (connects: errno), given_up, or waited (calls of a process that was itself given up on). raw: ip:port as in rows;
     pids: of its processes, the latest first.
 
-    by: its caller, for display; empty for the first server, whose clients are the episode's. n: number of failures.
+    by: its caller, for display; empty for the first server of an episode about answers. n: number of failures.
     users: uids of the programs that report them; only_user: the only uid of the whole chain, if it is neither root nor
     the server's.
     """

@@ -228,8 +228,9 @@ def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
         return np.asarray(np.logical_and.reduce([polls[name] == it for name, it in its.items()]))
 
     polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns, which)
-    own = polls[polls["cluster"] == str(episode.keys.get("cluster") or "").encode()]
-    if len(own) or not reported:
+    cluster = str(episode.keys.get("cluster") or "").encode()
+    own = polls[polls["cluster"] == cluster]
+    if (cluster and len(own)) or not reported:
         return np.asarray(own)
     return np.asarray(polls if len(np.unique(polls[["system", "cluster"]])) == 1 else own)
 

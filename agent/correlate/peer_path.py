@@ -17,8 +17,8 @@ from agent.correlate.words import peer
 
 @dataclass(frozen=True)
 class PeerPath:
-    """again: retransmitted segments; spurious: the peer had them already; lost: it would report those that it had, and
-    did not have most of them. cpu_saturated: this host's CPUs were so busy
+    """again: retransmitted segments; spurious: the peer had them already, and acknowledged them late; lost: otherwise,
+    if it would report those that it had. cpu_saturated: this host's CPUs were so busy
     that everything on it was slow.
     """
 

@@ -32,7 +32,8 @@ _LATE_US = 20_000
 @dataclass(frozen=True)
 class Resent:
     """again: retransmitted segments, including the peer's own if it is on this host; sent: to it meanwhile, None if
-    unknown; doubled: of these, those that it had already; late: whether acknowledgements were later than the timeout.
+    unknown; doubled: of these, those that it had already; late: unless no acknowledgement was later than the timeout
+    during a wait of at least that.
     syns: retransmitted SYNs, which a kernel answers, whatever its server does. answered: of the retransmissions, the
     peer's own.
     """
@@ -91,8 +92,15 @@ def resent(
         most,
         int(counts[syn].sum()),
         answered,
-        len(sums) == 0 or float(sums["rtt_max_us"].max() - near["rtt_min_us"].min()) >= _LATE_US,
+        _late(episode, sums, near),
     )
+
+
+def _late(episode: Episode, sums: np.ndarray, near: np.ndarray) -> bool:
+    """Shorter waits may be of faster retransmissions (tail loss probes, RACK after reordering)."""
+    if not len(sums) or episode.unit != "ns" or episode.value < _RTO_NS:
+        return True
+    return float(sums["rtt_max_us"].max() - near["rtt_min_us"].min()) >= _LATE_US
 
 
 def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, again: int) -> bool:

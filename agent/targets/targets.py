@@ -307,9 +307,9 @@ class Targets(Readable, Due):
             if size == known.size:
                 return size != _NO_SIZE
             owner = owner_of(pid)
-        except (OSError, IndexError, ValueError):
+        except (OSError, IndexError, ValueError) as error:
             self._processes.forget(pid)
-            return False
+            return isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, ProcessLookupError))
         if not self._free(owner.uid, now_ns) or pid in self._scanned_pids:
             self._dropped += not self._waiting.put(owner.uid, (pid, full))
             return True

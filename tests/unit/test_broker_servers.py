@@ -158,7 +158,9 @@ def test_a_name_that_is_resolved_later_is_found_and_each_of_its_addresses_is_tri
         if not known:
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
         kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
-        return [(*kind, ("127.0.0.1", one)) for one in known]
+        none = (1 << 20, socket.SOCK_STREAM, 0, "", ("::1", 1))  # a host without IPv6
+        refusing, server = ((*kind, ("127.0.0.1", one)) for one in known)
+        return [refusing, none, server]
 
     monkeypatch.setattr(socket, "getaddrinfo", later)
     monkeypatch.setattr(addresses, "_UNKNOWN_AGAIN_S", 0.0)

@@ -115,6 +115,7 @@ OF_OLD, OF_NEW = "14841639068965178418", "77"
         ([(OF_OLD, OF_OLD), (OF_OLD, OF_NEW), (OF_OLD, OF_NEW)], OF_NEW, 1),
         ([(OF_OLD, OF_OLD), (OF_OLD, OF_NEW), (OF_OLD, "")], OF_OLD, 1),
         ([(OF_NEW, OF_NEW), (OF_OLD, OF_OLD), (OF_OLD, OF_OLD)], OF_OLD, 1),  # the first one is not of this cluster
+        ([(OF_NEW, OF_NEW), (OF_OLD, ""), (OF_OLD, "")], OF_OLD, 1),
     ],
 )
 def test_the_cluster_is_that_of_most_members_that_answer(

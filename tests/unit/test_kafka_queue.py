@@ -243,6 +243,33 @@ def test_a_broker_that_does_not_answer_makes_no_other_one_slow_and_the_longest_r
     assert due is not None and not due.timers
 
 
+class Deleted(Cluster):
+    """Its only topic was deleted: no partition has a leader."""
+
+    def offsets(self, keys: Any, spec: str, committed: bool = False) -> dict[Key, Any]:
+        return dict.fromkeys(keys, Failure("no_answer", "No leaders found"))
+
+    def topics(self, names: Any) -> dict[str, Any]:
+        return dict.fromkeys(names, Failure("gone", "Unknown topic"))
+
+
+def test_a_deleted_topic_that_is_the_only_one_is_no_outage_of_the_cluster() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Deleted()
+    rows: Any = cluster._poll(connection, boot_ns())
+    assert {row["reason"] for row in rows} == {"the topic or partition is deleted"}
+
+
+def test_a_group_that_is_gone_is_asked_for_no_more_unless_the_setting_names_it() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", records=False))
+    connection: Any = Cluster(Failure("gone", "Group ID not found"), {})
+    connection.groups = lambda: ["g"]
+    cluster._poll(connection, boot_ns())
+    connection.groups = list
+    cluster._poll(connection, boot_ns())
+    assert cluster._names(connection) == []
+
+
 class LateBroker:
     """An AdminClient. The broker with partition 1 answers late."""
 

@@ -113,6 +113,7 @@ class _Member:
     client: EtcdMember
     name: bytes = b""
     number: int = 0  # its id in the cluster, 0 before it answered
+    cluster_id: int = 0  # as it answered last, 0 before it answered
     status: MemberStatus | None = None
     metrics: dict[str, int] | None = None
     took_ns: int = 0
@@ -249,9 +250,16 @@ class EtcdQueues(TimedQueue):
 
     def _see_cluster(self, alive: Sequence[_Member], now_ns: int, deadline_s: float) -> list[_Member]:
         """Returns the members of the cluster: the one to which most of those that answer belong; of two with as many,
-        the one that was watched before.
+        the one that was watched before. A member that was of another cluster all the time is not counted.
         """
-        ids = Counter(one.status.cluster_id for one in alive if one.status is not None)
+        known = (0, self._cluster_id)
+        ids = Counter(
+            its
+            for one in alive
+            if one.status is not None and ((its := one.status.cluster_id) in known or one.cluster_id in known)
+        )
+        for one in alive:
+            one.cluster_id = one.status.cluster_id if one.status is not None else one.cluster_id
         most = max(ids, key=lambda number: (ids[number], number == self._cluster_id), default=self._cluster_id)
         if most != self._cluster_id:  # restored from a snapshot
             self._cluster_id, self._leader, self._term, self._names = most, 0, 0, {}

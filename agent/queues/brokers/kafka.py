@@ -261,6 +261,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             refused = error.failure == "login" or (self._connection is None and error.failure == "other")
             if now_ns >= self._not_before_ns and refused:
                 self._refusal, self._not_before_ns = error, now_ns + _RETRY_NS
+            self._listed = None
             self.close()
             rows = self._down(error)
         return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
@@ -303,6 +304,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         groups = {name: self._groups.get(name) or KafkaGroup(name) for name in names}
         for name, group in groups.items():
             group.update(None if name in failed else described[name])
+            if _is_gone(described[name]):
+                group.state = "dead"
         self._groups = groups
         wanted = self._wanted(committed)
         offsets = self._offsets(connection, wanted, committed)
@@ -324,7 +327,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         ] or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
         if connection.nodes > 1:  # one broker may take the time of the poll
             took: dict[object, int] = {
-                self._addresses.peer(*node): ns for node, ns in connection.took_ns.items() if node is not None
+                peer: ns
+                for node, ns in connection.took_ns.items()
+                if node is not None and (peer := self._addresses.peer(*node)) is not None
             }
             rows = [row if "failure" in row else {**row, "poll_ns": took.get(row.get("peer"))} for row in rows]
         self._timers = [*timers, *(self._tail.ids.timers() if self._tail is not None else ())]
@@ -393,7 +398,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         after_ns = boot_ns()
         failed = [found for found in ends.values() if isinstance(found, Failure)]
         if failed and len(failed) == len(ends) and all(one.kind == "no_answer" for one in failed):
-            raise connection.down(failed[0])
+            # Partitions without a leader may be of topics that were deleted.
+            topics = connection.topics({topic for topic, _ in ends})
+            if not any(map(_is_gone, topics.values())):
+                raise connection.down(failed[0])
+            ends = {key: about if _is_gone(about := topics[key[0]]) else end for key, end in ends.items()}
         found: dict[Key, _Offsets | Failure] = {}
         histories, self._ends = self._ends, {}
         for key, end in ends.items():
@@ -648,7 +657,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
     ) -> list[Row]:
         """Rows of partitions in which a group had committed an offset: its topic, the group or the offset is gone."""
         before = {one for one in self._committed if one[0] in committed}
-        self._committed = {one for one in before if isinstance(committed[one[0]], Failure)}
+        self._committed = {
+            one for one in before if isinstance(committed[one[0]], Failure) and not _is_gone(committed[one[0]])
+        }
         for name, found in committed.items():
             if not isinstance(found, Failure):
                 keys = {key for key in found if is_chosen(key[0], self._server.topics)}
