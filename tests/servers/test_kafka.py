@@ -601,7 +601,7 @@ def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -
 
 def test_tls_with_the_right_certificate(kafka: Kafka) -> None:
     queue = login(kafka, tls=True, ca=str(kafka.ca), groups=["nobody"])
-    until(queue, lambda rows: rows["reason"][0].startswith(b"no such group"))
+    until_rows(queue, lambda rows: rows["reason"][0].startswith(b"no such group"))
     queue.close()
 
 

