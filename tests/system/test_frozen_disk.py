@@ -57,7 +57,12 @@ def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent
         assert slowest_s(lambda: urllib.request.urlopen(page, timeout=2 * _HELD_UP_S).read()) < _HELD_UP_S
         assert agent.json("query", "limiter_decision", "--limit", "1")["rows"], "what was stored before can be read"
         assert memory(agent) < before + _GROWTH_BYTES
-        agent.until(lambda: "tickscope: store: stalled: the file system does not answer; try: thaw it" in agent.log())
+        agent.until(
+            lambda: (
+                "tickscope: store: stalled: the file system does not answer; try: if the file system is frozen, thaw it"
+                in agent.log()
+            )
+        )
         disk.thaw()
         agent.until(lambda: agent.status()["store"]["state"] == "ok")
     time.sleep(1)
