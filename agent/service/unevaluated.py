@@ -14,7 +14,7 @@ from agent.service.bounds import Bounds
 NAME = "correlator"
 #: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
-    "subjects": "seconds of limiters, queues, brokers, listeners or pairs of process and peer above the limit",
+    "subjects": "seconds of limiters, queues, brokers or listeners above the limit",
     "pending": "rows above the limit",
     "late": "rows that came too late",
     "findings": "findings above the limit",
