@@ -145,7 +145,6 @@ class Kafka(ServerProcess):
             "transaction.state.log.num.partitions": 2,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
-            "group.coordinator.rebalance.protocols": "classic,consumer",  # the default from 4.0
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,

@@ -325,8 +325,14 @@ def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[...,
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_consumers(
-    kafka: Kafka, opened: Callable[..., Queue], consume: Callable[..., Any], protocol: str
+    request: pytest.FixtureRequest,
+    kafka: Kafka,
+    opened: Callable[..., Queue],
+    consume: Callable[..., Any],
+    protocol: str,
 ) -> None:
+    if protocol == "consumer" and OLDER in request.node.name:
+        pytest.skip("Kafka has this protocol (KIP-848) as a preview only before 4.0")
     topic, group = f"jobs-{protocol}", f"workers-{protocol}"
     create(kafka, topic, 2)
     produce(kafka, topic, 17, 0)
