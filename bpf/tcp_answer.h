@@ -88,8 +88,8 @@ static __always_inline bool tcp_begins(const u8 *h, char a, char b, char c, char
 	return h[0] == a && h[1] == b && h[2] == c && h[3] == d;
 }
 
-/* "ERR unknown subcommand", and "ERR Unknown subcommand" of Redis 6: clients introduce themselves with CLIENT SETINFO at
- * each connection, which older servers do not know. */
+/* "ERR unknown subcommand", and "ERR Unknown subcommand" of Redis 6: clients introduce themselves with CLIENT SETINFO
+ * at each connection, which older servers do not know. */
 static __always_inline bool tcp_unknown_subcommand(const u8 *h)
 {
 	return tcp_begins(h, '-', 'E', 'R', 'R') && h[4] == ' ' && tcp_begins(h + 6, 'n', 'k', 'n', 'o') && h[13] == 's';

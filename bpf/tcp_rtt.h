@@ -25,8 +25,8 @@ static __always_inline u32 tcp_gate(u64 sk)
 }
 
 /* Segments sent since the last sample, retransmitted ones, and those that the peer reported as duplicates (DSACK); and
- * the last unsmoothed round trip of a single segment (RACK's), only if it was measured since: RACK measures nothing where
- * the peer acknowledges the first copy of a segment that was retransmitted. */
+ * the last unsmoothed round trip of a single segment (RACK's), only if it was measured since: RACK measures nothing
+ * where the peer acknowledges the first copy of a segment that was retransmitted. */
 static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_socket *s, void *sk)
 {
 	u32 sent = s->sent, again = s->again, doubled = s->doubled, measured = s->measured;
