@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.alike import begins
 from agent.correlate.episode import Episode, Evidence, item
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import groups, known
@@ -161,7 +162,7 @@ def rtt_us(
     view: View, raw: bytes, netns: int | None, episode: Episode
 ) -> tuple[float | None, float | None, float | None]:
     """(usual, minimum of its worst second, worst during the episode) smoothed RTT towards a peer, us; without a value
-    during the episode, the last one before it.
+    during the episode, the last one before it. The minimum is of all connections: a lost segment delays some of them.
 
     As seen from that network namespace. If it is unknown and loopback has rows in several, all are None.
     """
@@ -175,7 +176,8 @@ def rtt_us(
     usual = float(np.median(mean[before])) if before.any() else None
     if before.all():
         return usual, None, float(mean[-1]) if len(mean) else None
-    return usual, float(shortest[~before].max()), float(rows["rtt_max_us"][~before].max())
+    floor = np.minimum.reduceat(shortest[~before], np.flatnonzero(begins(rows["t_ns"][~before] // SECOND)))
+    return usual, float(floor.max()), float(rows["rtt_max_us"][~before].max())
 
 
 def quickest_us(

@@ -10,6 +10,7 @@ import numpy as np
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns
 from agent.correlate.path import Path, cpu_saturated, path
+from agent.correlate.peers import RESENT_NS
 from agent.correlate.resent import resent
 from agent.correlate.view import View, to_peer
 from agent.correlate.words import peer
@@ -42,7 +43,8 @@ def _peer_path(episode: Episode, view: View) -> PeerPath:
     netns, raw = cast("tuple[int, bytes]", episode.key)
     spans = np.array([episode.start_ns]), np.array([episode.end_ns])
     here = view.server(raw, netns, episode) is not None
-    took = path(episode, view, raw, netns, episode.value, spans, here)
+    waited_ns = episode.value if episode.unit == "ns" else RESENT_NS
+    took = path(episode, view, raw, netns, waited_ns, spans, here)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1).sum())
     sums = resent(episode, view, raw, netns, rows[:0], again, None)

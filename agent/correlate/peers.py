@@ -4,7 +4,7 @@ second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -47,7 +47,7 @@ BOUNDS = (
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: Columns that symptoms of peers read.
 READS = {
-    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
+    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "segments", "doubled"),
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
     "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "state", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
@@ -58,15 +58,15 @@ class PeerWatch(EndWatch):
     """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in
     the same one, since there is no link between them then.
 
-    floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of
-    its connects, without those with a retransmitted SYN; again: retransmitted segments, including the peer's own if it
-    is on this host, without those that it had already; wait_ns: the longest wait of a process for it; late_ns: the
-    longest one that took far longer than that process usually waits for it, 0 if none did. here: it is a process of
-    this host. A peer that does not respond has no round trips: the wait for it then follows from retransmissions to it.
-    dark: 1 in such a second.
+    floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median
+    of its connects, without those with a retransmitted SYN; again: retransmitted segments, including the peer's own
+    if it is on this host, without those that the receiver had already; again_share: of all segments; wait_ns: the
+    longest wait of a process for it; late_ns: the longest one that took far longer than that process usually waits
+    for it, 0 if none did. here: it is a process of this host. A peer that does not respond has no round trips: the
+    wait for it then follows from retransmissions to it. dark: 1 in such a second.
     """
 
-    metrics = ("floor_us", "connect_us", "again", "wait_ns", "late_ns", "here", "dark")
+    metrics = ("floor_us", "connect_us", "again", "again_share", "wait_ns", "late_ns", "here", "dark")
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
@@ -107,14 +107,21 @@ class PeerWatch(EndWatch):
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = ContactedEnds(mine, chosen, first, group)
-        had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
-        again = (_again(rows["tcp_retransmit"], at) - had).clip(0)
+        again, share = _again(rows["tcp_retransmit"], at), np.zeros(at.n)
+        if again.any():
+            sent, had = (
+                at.added(np.bincount(group, mine[column].clip(0))[chosen], there, served[column].clip(0))
+                for column in ("segments", "doubled")  # unknown is below 0
+            )
+            again = (again - had).clip(0)
+            share = np.where(sent > 0, again / np.maximum(sent, again).clip(1), 0.0)
         waits = _for_peers(rows["syscall_latency"])
         usual = (again == 0) & ~np.isin(slots, self._active_slots)
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
             "again": again,
+            "again_share": share,
             "wait_ns": _waits(waits, at) if len(rows["syscall_latency"]) else np.full(at.n, np.nan),
             "late_ns": self._late(second, waits, at, usual),
             "here": among(ends, there.tolist()).astype(np.float64),
@@ -206,11 +213,12 @@ class ContactedEnds:
     def of_processes(self, rows: np.ndarray) -> np.ndarray:
         return _index(self._of_process, [rows["pid"], rows["peer"]])
 
-    def that_have(self, ends: np.ndarray, values: np.ndarray) -> Iterator[tuple[list[int], int]]:
-        """(subjects with that end, its value) for ends that some subject has."""
+    def added(self, out: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """out, with the values of these ends added to the subjects that have that end."""
         some = among(ends, self.of_end)
         for end, value in zip(ends[some].tolist(), values[some].tolist(), strict=True):
-            yield self.of_end[end], value
+            out[self.of_end[end]] += value
+        return out
 
 
 def _connects(rows: OfSecond, at: ContactedEnds) -> np.ndarray:
@@ -232,9 +240,7 @@ def _again(again: np.ndarray, at: ContactedEnds) -> np.ndarray:
     count = np.maximum(again["count"], 1)
     subject_of = at.of(again)
     np.add.at(out, subject_of[subject_of >= 0], count[subject_of >= 0])
-    for its, n in at.that_have(own_ends(again), count):
-        out[its] += n
-    return out
+    return at.added(out, own_ends(again), count)
 
 
 def _for_peers(rows: np.ndarray) -> np.ndarray:

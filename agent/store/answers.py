@@ -259,7 +259,7 @@ def executed(db: Any, sql: str) -> Any:
     duck.refuse_writes(db, sql)
     done = db.execute(sql)
     if done is None:  # Nothing but blanks, semicolons and comments.
-        raise duck.usage("there is no statement in it", ())
+        raise duck.usage("there is no statement in it", sql, ())
     return done
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent.ask.names import columns, quote, unknown
+from agent.ask.names import columns, mentioned, quote, unknown
 from agent.ask.window import WALL, Window
 from agent.common.lean import hollow, without
 from agent.errors import USAGE, AgentError
@@ -161,9 +161,12 @@ def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
             )
 
 
-def usage(message: str, tables: Iterable[str]) -> AgentError:
-    """Converts a DuckDB message to a usage error, with the nearest names for a missing column or table."""
+def usage(message: str, sql: str, tables: Iterable[str]) -> AgentError:
+    """Converts a DuckDB message to a usage error, with the nearest names for a missing column or table; columns are
+    those of the tables that the query names.
+    """
     first = message.partition("\n")[0]
+    tables = set(mentioned(sql)) & set(tables) or tables
     if first.startswith("Out of Memory"):
         return AgentError(
             f"the query needs more than {MEMORY} of memory", remedy="query less: --since, --where, fewer columns"

@@ -137,11 +137,11 @@ class Session(Answers):
                 self._make_views(sql)
                 return fetch(executed(self._db, sql))
             except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-                raise duck.usage(str(error), self._tables) from None
+                raise duck.usage(str(error), sql, self._tables) from None
             except duckdb.Error as error:  # a damaged file, one that retention removed, or a wrong query
                 problem = str(error)
                 if not self._set_aside() and not isinstance(error, duckdb.IOException):
-                    raise duck.usage(problem, self._tables) from None
+                    raise duck.usage(problem, sql, self._tables) from None
                 self._close()
                 self._taken = self._snapshot()
                 self._open()

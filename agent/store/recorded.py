@@ -84,7 +84,7 @@ class Recorded(Answers):
         try:
             return fetch(executed(self._db, sql))
         except duckdb.Error as error:
-            raise duck.usage(str(error), self._tables) from None
+            raise duck.usage(str(error), sql, self._tables) from None
 
     def _close(self) -> None:
         duck.closed(self._db)

@@ -208,6 +208,13 @@ def test_what_is_no_recording_is_reported(tmp_path: Path, both: tuple[Path, Path
     with opened(both[1], ["loss"]) as source, pytest.raises(AgentError, match="no column 'pear'") as wrong:
         source.rows(Question("loss", where=(Condition("pear = 1"),)))
     assert wrong.value.exit_code == USAGE
+    # "loss" is read for gaps, and has the column
+    with (
+        opened(both[1], ["tcp_connect", "loss"]) as source,
+        pytest.raises(AgentError, match="no column 'from_ns'") as wrong,
+    ):
+        source.run("SELECT from_ns FROM tcp_connect")
+    assert "from_ns" not in wrong.value.remedy
     with opened(both[1], ["loss"]) as source, pytest.raises(AgentError, match="disabled"):
         source.run("SELECT * FROM read_text('/etc/passwd')")
 

@@ -124,6 +124,14 @@ def test_who_was_connected_to_the_next_one_is_slow_for_another_reason() -> None:
     assert cause(host) == "network_rtt"
 
 
+@pytest.mark.parametrize(("connected", "reported"), [(30.2, "network_rtt"), (31.1, "process_restarted")])
+def test_who_was_connected_to_the_next_one_early_was_slow_for_another_reason(connected: float, reported: str) -> None:
+    """The server ended at 30.02 s, and the decision was slow from 30 to 31.4 s."""
+    host = stalled(30.02)
+    connects(host, connected + np.array([0.0, 0.05, 0.1]), 1)
+    assert cause(host) == reported
+
+
 def test_who_ended_in_order_when_the_next_one_was_there_already_held_nobody_up() -> None:
     """As a server that reads its settings again: what it had begun it does to the end."""
     assert cause(stalled(29.2, proc_start_ns=T0 + 25 * S)) == "network_rtt"

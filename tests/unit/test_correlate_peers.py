@@ -190,6 +190,46 @@ def test_a_peer_of_which_nothing_is_received_is_reported_while_it_lasts() -> Non
     assert "waited up to 11 s" in str(found["sentence"])  # one finding, though the last tries are six seconds apart
 
 
+def pooled(each: int, segments: int, every_s: float = 0.0, doubled: int = 0) -> Host:
+    """A client that waits for many connections at once, so that no wait is for this peer; in the bad seconds so many of
+    its segments are retransmitted, and, if every_s, some before, too.
+    """
+    host = Host()
+    asked(host, SECONDS, 300, 6, segments=segments, doubled=np.where(BAD, doubled, 0))
+    sent_again(host, np.repeat(SECONDS[BAD] - 0.5, each))
+    if every_s:
+        sent_again(host, np.arange(0.3, 30, every_s))
+    return host
+
+
+@pytest.mark.parametrize(
+    ("host", "reported"),
+    [
+        (pooled(4, 40), True),
+        (pooled(4, 40, every_s=7), True),  # some are lost at all times
+        (pooled(4, 40, every_s=1), False),
+        (pooled(4, 400), False),  # a share as in bulk transfers
+        (pooled(1, 10), False),  # few
+        (pooled(4, 0), False),  # the number of all segments is unknown
+        (pooled(4, 40, doubled=4), False),  # none was lost
+    ],
+)
+def test_many_retransmitted_segments_need_no_wait(host: Host, reported: bool) -> None:
+    found = [(one["symptom"], one["cause"], one["subject"]) for one in latest(run(host, UNTIL))]
+    assert found == [("network_loss", "network_loss", "10.0.0.2:443")] * reported
+
+
+def test_the_share_of_retransmitted_segments_is_that_of_both_ends_and_in_the_sentence() -> None:
+    """The round trips of one connection are long, since its segments were lost."""
+    host = pooled(4, 20)
+    served(host, SECONDS, FAR)
+    asked(host, SECONDS[BAD], 210_000, 6, pid=APP_PID + 1)
+    host.made[-2][1]["samples"], host.made[-3][1]["segments"] = 1, 12
+    (found,) = latest(run(host, UNTIL))
+    assert found["cause"] == "network_loss"
+    assert str(found["sentence"]).startswith("Up to 12.5 % of the TCP segments to 10.0.0.2:443 and from it had to be")
+
+
 @pytest.mark.parametrize("state", [b"fin_wait_1", b"last_ack"])
 def test_who_was_left_is_not_waited_for(state: bytes) -> None:
     assert latest(run(cut(state), UNTIL)) == []
