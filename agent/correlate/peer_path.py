@@ -47,7 +47,7 @@ def _peer_path(episode: Episode, view: View) -> PeerPath:
     took = path(episode, view, raw, netns, waited_ns, spans, here)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1).sum())
-    sums = resent(episode, view, raw, netns, rows[:0], again, None)
+    sums = resent(episode, view, raw, netns, rows, 0, None)
     had = again > 0 and sums.spurious
     lost = again > 0 and sums.sent is not None and not had
     return PeerPath(peer(raw), took, again, had, lost, cpu_saturated(view, episode))

@@ -116,7 +116,7 @@ def _polled(episode: Episode, view: View) -> Polled:
     rows = in_netns(view.during("tcp_retransmit", episode), netns)
     rows = rows[rows["peer"] == np.frombuffer(asked, "V18")[0]]
     again = int(np.maximum(rows["count"], 1).sum())
-    if had_already(episode, view, asked, netns, again):
+    if had_already(episode, view, asked, netns, rows):
         again, rows = 0, rows[:0]
     longest_ns = _longest_ns(episode, view, raw)
     single, trips = _round_trips(episode, view, asked, netns)

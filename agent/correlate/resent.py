@@ -22,7 +22,7 @@ from agent.correlate.words import Words, render, value
 from agent.tables import TABLES
 
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
-_CLIENT = TABLES["tcp_rtt"].code("role", "client")
+_CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", "server"))
 _RTO_NS, _SYN_NS, _MOST, _REACH_NS = 200_000_000, SECOND, 12, 60 * SECOND
 _SPURIOUS = 0.5  # share of the retransmissions that the peer had already
 #: What one acknowledgement after the timeout (200 ms) adds to the smoothed RTT (an eighth), less what may be missing.
@@ -32,10 +32,9 @@ _LATE_US = 20_000
 @dataclass(frozen=True)
 class Resent:
     """again: retransmitted segments, including the peer's own if it is on this host; sent: to it meanwhile, None if
-    unknown; doubled: of these, those that it had already; late: unless no acknowledgement was later than the timeout
-    during a wait of at least that.
-    syns: retransmitted SYNs, which a kernel answers, whatever its server does. answered: of the retransmissions, the
-    peer's own.
+    unknown; doubled: of all these, those that the receiver had already; late: unless no acknowledgement was later than
+    the timeout during a wait of at least that. syns: retransmitted SYNs, which a kernel answers, whatever its server
+    does. answered: of the retransmissions, the peer's own.
     """
 
     again: int
@@ -79,6 +78,13 @@ def resent(
     near = in_netns(to_peer(near, raw), netns)
     near = near[(near["role"] == _CLIENT) & known(near["segments"])]
     sums = near[near["t_ns"] > episode.start_ns]
+    doubled = int(sums["doubled"].sum())
+    if answered:
+        back = view.rings["tcp_rtt"].between(episode.start_ns + 1, episode.end_ns + SECOND)
+        ends = (back["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (
+            back["sport"] == int.from_bytes(raw[16:], "little")
+        )
+        doubled += int(back["doubled"][ends & (back["role"] == _SERVER)].clip(0).sum())
     most = _after(answered, _RTO_NS, usual_us)
     syn = rows["kind"] == _SYN
     if len(rows):
@@ -88,7 +94,7 @@ def resent(
     return Resent(
         int(counts.sum()) + answered,
         int(sums["segments"].sum()) if len(sums) else None,
-        int(sums["doubled"].sum()) if len(sums) else 0,
+        doubled,
         most,
         int(counts[syn].sum()),
         answered,
@@ -103,12 +109,9 @@ def _late(episode: Episode, sums: np.ndarray, near: np.ndarray) -> bool:
     return float(sums["rtt_max_us"].max() - near["rtt_min_us"].min()) >= _LATE_US
 
 
-def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, again: int) -> bool:
+def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray) -> bool:
     """Whether the peer had most of the retransmitted segments: round trips vary, and nothing was lost."""
-    return (
-        again > 0
-        and resent(episode, view, raw, netns, view.during("tcp_retransmit", episode)[:0], again, None).spurious
-    )
+    return len(rows) > 0 and resent(episode, view, raw, netns, rows, 0, None).spurious
 
 
 def _after(tries: int, first_ns: float, usual_us: float | None) -> float:

@@ -148,6 +148,28 @@ def test_without_connects_the_rtt_must_rise_above_what_an_acknowledgement_may_be
     assert causes(host) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("connect_ms", "mean_us", "cause"),
+    [
+        ([1, 390, 120, 310, 200, 260], 210_000, "network_rtt"),
+        ([1, 390, 120, 310, 200, 260], 2_000, "broker_slow"),  # another program's round trips are short
+        ([0.1], 210_000, "broker_slow"),
+    ],
+)
+def test_delays_that_vary_let_some_round_trips_be_short(connect_ms: list[float], mean_us: int, cause: str) -> None:
+    """The shortest one of a second shows nothing, nor does one quick connect of several."""
+    host = Host().healthy(0, 30)
+    for at in np.arange(31, 36, 0.65):
+        host.stalled_decision(at + 0.3, 0.3)
+    host.rtt(30, 36, us=170_000)
+    host.made[-1].rows["rtt_min_us"] = 60_000
+    host.rtt(30, 36, us=mean_us, to=OTHER.tobytes(), pid=APP_PID + 1)
+    host.made[-1].rows["rtt_min_us"] = 1_000
+    at = np.arange(31, 36, 0.1)
+    connects(host, at, np.resize(connect_ms, len(at)), OTHER)
+    assert causes(host) == [cause]
+
+
 @pytest.mark.parametrize(("answered_ms", "cause"), [(4, "network_rtt"), (44, "broker_slow"), (None, "broker_slow")])
 def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: int | None, cause: str) -> None:
     """Though an acknowledgement may be held back for as long."""
@@ -287,12 +309,23 @@ def test_a_broker_that_answers_late_as_segments_were_lost_is_not_slow() -> None:
     assert causes(host) == ["network_loss"]
 
 
-@pytest.mark.parametrize(("to", "cause"), [("127.0.0.1", "network_loss"), ("10.9.9.9", "broker_slow")])
-def test_answers_that_a_server_of_this_host_sent_again_to_us_were_lost(to: str, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("to", "doubled", "cause"),
+    [
+        ("127.0.0.1", 0, "network_loss"),
+        ("127.0.0.1", 4, "broker_slow"),  # we had them already
+        ("10.9.9.9", 0, "broker_slow"),
+    ],
+)
+def test_answers_that_a_server_of_this_host_sent_again_to_us_were_lost(to: str, doubled: int, cause: str) -> None:
     host = asking(1.2, 0.1, quick=False)
     for batch in host.made:
         if batch.table == "tcp_rtt":
             batch.rows["saddr"] = np.frombuffer(REDIS[:16], "V16")
+    if doubled:
+        host.server(31, 36)
+        rows = host.made[-1].rows
+        rows["saddr"], rows["doubled"] = np.frombuffer(REDIS[:16], "V16"), 1
     host.add(
         "tcp_retransmit",
         4,
