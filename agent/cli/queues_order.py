@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent.ask.question import Condition
     from agent.ask.row_source import RowSource
 
-#: What ``order`` reads.
+#: What ``order`` reads, beside ``queue_lag``.
 TABLES = ("message_order",)
 
 
@@ -38,11 +39,11 @@ def order(source: RowSource, row: Mapping[str, Any]) -> list[OrderCounts]:
     from agent.ask.question import Question, Where
     from agent.ask.sql import conditions
 
-    names = [name for name in ("system", "cluster", "consumer_group") if row[name] is not None]
-    where = (
+    where: tuple[Where | Condition, ...] = (
         Where("boot_id", "=", row["boot_id"]),
         Where("destination", "=", row["destination"]),
-        *(Where(name, "=", row[name], or_unknown=True) for name in names),
+        *(Where(name, "=", row[name], or_unknown=True) for name in ("system", "consumer_group") if row[name]),
+        *_of_cluster(source, row),
     )
     its = conditions(Question("message_order", where=where), source.window)
     found = source.run(
@@ -59,3 +60,24 @@ def order(source: RowSource, row: Mapping[str, Any]) -> list[OrderCounts]:
         )
         for one in found.dicts()
     ]
+
+
+def _of_cluster(source: RowSource, row: Mapping[str, Any]) -> list[Condition]:
+    """What messages of the row's cluster meet: they have its name, or the address of one of its servers. A consumer may
+    have a name of its own for the cluster if no other watched cluster has a queue of that name (as in
+    agent/correlate/consumption.py).
+    """
+    from agent.ask.question import Condition, Question, Where
+    from agent.ask.sql import conditions, literal
+
+    queue = tuple(Where(name, "=", row[name]) for name in ("boot_id", "system", "destination"))
+    found = source.run(
+        "SELECT DISTINCT cluster, peer FROM queue_lag WHERE"
+        f" {conditions(Question('queue_lag', where=queue), source.window)}"
+    )
+    here = row["cluster"] or row["peer"]
+    names = {here} | {peer for cluster, peer in found.rows if (cluster or peer) == here}
+    others = {cluster or peer for cluster, peer in found.rows} - names
+    some = ", ".join(literal(name) for name in sorted(filter(None, names)))
+    its = f"cluster IS NULL OR cluster IN ({some or 'NULL'})"
+    return [Condition(its if others - {None} else f"{its} OR source = 'consumer'")]

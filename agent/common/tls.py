@@ -33,8 +33,24 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
     return context
 
 
+def unverified(why: str = "", authority: str = "ca_file", address: str = "url") -> str:
+    """A server's certificate that was refused, with the setting to change. why: in the client's words, as far as they
+    are known. authority, address: keys of the setting.
+    """
+    authority, address = f"set `{authority}` to its authority", f"`{address}` to a name in it"
+    if not why:
+        return f"certificate verify failed: {authority}, {address}"
+    if "expired" in why or "not yet valid" in why:
+        return f"certificate verify failed: {why}"
+    # The cause comes last: a reason that is too long is cut at its end.
+    wrong_name = "mismatch" in why or "does not match" in why
+    return f"certificate verify failed: {f'set {address}' if wrong_name else authority} ({why})"
+
+
 def error_text(error: OSError) -> str:
     """What went wrong, for a user. OpenSSL's words for a server that hangs up, or speaks no TLS, name no cause."""
+    if why := getattr(error, "verify_message", ""):
+        return unverified(str(why))
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
     if "(EOF)" in text or "EOF occurred" in text:
         return "the server ended the TLS connection: it may require a client certificate, or speak no TLS"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.common.copies import pick
+from agent.common.fairness import UpperBound
 from agent.common.recent import Recent
 from agent.correlate.episode import Episode
 from agent.correlate.rows import LastRows, OfSecond, among, columns_of, groups, start_ticks
@@ -56,6 +57,16 @@ _CHANGES = 3  # connections that followed one another
 _LEAST_NS = {"sender_stalled": 400_000_000, "receiver_stalled": 250_000_000}
 _MOST = 16  # waits examined in a second
 _PAIRS = 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "connections in one second of which both ends are known",
+        _PAIRS,
+        "a process that stopped sending or reading is not found for the others",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+)
 Process = tuple[int, int, str]
 
 
@@ -116,7 +127,7 @@ class StreamWatch(Watch):
         """
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
-        first = groups([served["pid"], served["peer"]])[0][:_PAIRS]
+        first = self._within(groups([served["pid"], served["peer"]])[0])
         ends = own_ends(served).tolist()
         for i, (pid, start_ns, raw) in zip(
             first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True
@@ -126,12 +137,17 @@ class StreamWatch(Watch):
             return
         clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
         clients = pick(clients, among(clients["peer"], self._servers.values()))
-        first = groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]
+        first = self._within(groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0])
         ends = own_ends(clients).tolist()
         for i, (raw, pid, start_ns, comm) in zip(
             first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True
         ):
             self._clients[raw, ends[i], pid, start_ns // 10_000_000] = text(comm)
+
+    def _within(self, pairs: np.ndarray) -> np.ndarray:
+        """As many pairs as there is room for; the others are counted."""
+        self.series.dropped += max(0, len(pairs) - _PAIRS)
+        return pairs[:_PAIRS]
 
     def _sends_nothing(self, row: np.void) -> Stall | None:
         """The wait is that of a server's end that reads."""

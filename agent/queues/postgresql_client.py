@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from agent.common.tls import unverified
+
 #: SQLSTATE of errors about a statement, by what they mean.
 LOCKED, TIMED_OUT, DENIED, READ_ONLY, SYNTAX = "55P03", "57014", "42501", "25006", "42601"
 #: Classes of errors after which the connection is of no use: the server ends it, or shuts down.
@@ -44,6 +46,8 @@ _FAILURES = (
     ("not permitted to log in", "login"),
     ("permission denied", "login"),
 )
+#: Of libpq's texts, parts of those that say why a server's certificate was refused.
+_UNVERIFIED = ("root certificate file", "does not match host name")
 #: What libpq puts before the cause.
 _AROUND = re.compile(
     r"^(connection to server .*? failed: )|^((FATAL|ERROR): +)|^(private key file .*?: )", re.MULTILINE
@@ -146,4 +150,9 @@ def text_of(error: BaseException) -> str:
 
 def _down(error: BaseException) -> PostgresDown:
     text = text_of(error)
-    return PostgresDown(text, next((kind for part, kind in _FAILURES if part in text), "other"))
+    failure = next((kind for part, kind in _FAILURES if part in text), "other")
+    if "certificate verify failed" in text:
+        text = unverified()
+    elif any(part in text for part in _UNVERIFIED):
+        text = unverified(text)
+    return PostgresDown(text, failure)

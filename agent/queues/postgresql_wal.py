@@ -20,12 +20,16 @@ from agent.queues.redis_reading import shown
 MAX_SLOTS = 256
 _GONE_NS = 60_000_000_000  # a dropped slot is shown for this long
 
-#: Positions come before the end of the log, so that no lag is negative. ``to_jsonb``: for a column of newer versions.
+#: Positions come before the end of the log, so that no lag is negative. ``to_jsonb``: for columns of newer versions.
 SLOTS = """
 SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesce(s.wal_status, ''), s.safe_wal_size,
     pg_wal_lsn_diff(CASE s.slot_type WHEN 'logical' THEN s.confirmed_flush_lsn ELSE s.restart_lsn END, '0/0')::bigint,
     pg_wal_lsn_diff(s.restart_lsn, '0/0')::bigint,
-    coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),
+    coalesce(
+        to_jsonb(s) ->> 'invalidation_reason',
+        CASE to_jsonb(s) ->> 'conflicting' WHEN 'true' THEN 'conflicting' END, -- 16, which has no reason
+        ''
+    ),
     coalesce(r.application_name, ''), coalesce(host(r.client_addr), ''),
     extract(epoch FROM statement_timestamp() - r.reply_time)::float8
 FROM pg_replication_slots AS s LEFT JOIN pg_stat_replication AS r ON r.pid = s.active_pid
@@ -47,6 +51,13 @@ SELECT pg_is_in_recovery()::int, pg_wal_lsn_diff(pg_last_wal_replay_lsn(), '0/0'
     pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
         ELSE pg_current_wal_lsn() END, '0/0')::bigint
 """
+#: Why a slot was lost, where the server's word is not enough.
+_REMOVED = "WAL that it needs was removed (max_slot_wal_keep_size)"
+_LOST = {
+    "": _REMOVED,
+    "wal_removed": _REMOVED,
+    "conflicting": "conflict with recovery (hot_standby_feedback, wal_level)",
+}
 Key = tuple[bytes, bytes]  #: destination, consumer group
 _WAL = b"wal"
 _REPLAY = _WAL, b"replay"  # of a standby: it ends when the standby becomes the primary
@@ -115,9 +126,7 @@ class WalReaders:
         name, database, active, wal_status, safe_bytes, position, restart, invalid, application, address, reply_s = slot
         key = database.encode() or _WAL, shown(name.encode())
         if wal_status == "lost" or invalid:
-            removed = invalid in ("", "wal_removed")
-            why = "WAL that it needs was removed (max_slot_wal_keep_size)" if removed else invalid
-            reason = f"slot is lost: {why}: drop it, and set its consumer up anew"
+            reason = f"slot is lost: {_LOST.get(invalid, invalid)}: drop it, and set its consumer up anew"
             self._kept[key] = _Kept(Commits(), now_ns)
             self._rows.append({**_named(key), "status": "gone", "reason": reason, "consumers": 0})
             return

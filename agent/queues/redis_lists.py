@@ -46,6 +46,7 @@ class _Queue:
     read: Callable[[_Queue, Sequence[Any]], None]
     lag: int | None = None
     pending: int | None = None
+    delayed: int | None = None
     consumers: int | None = None
     queued_s: float = nan  # when the oldest waiting job was queued, Unix time
     started_s: list[float] = field(default_factory=list)
@@ -67,6 +68,7 @@ class _Queue:
             "lag_s": age,
             "oldest_undelivered_s": nan if self.lag == 0 else age,
             "pending": self.pending,
+            "delayed": self.delayed,
             "oldest_pending_s": _age(started, now_s),
             "consumers": self.consumers,
             "position": self.position,
@@ -246,9 +248,10 @@ def _bullmq(name: str, now_s: float) -> _Queue:
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
         wait, paused, prioritized, active, due = map(_count, replies[:5])
-        last, last_paused, running = replies[5:]
+        last, last_paused, running, later = replies[5:]
         marker = last is not None and last.startswith(b"0:")  # of versions before 5, among the jobs
         queue.lag, queue.pending = (wait + paused + prioritized + due - marker if now_s else None), active
+        queue.delayed = _count(later) if now_s else None
         if not prioritized and not due and not marker:  # else the oldest one may be among these
             oldest = [job for job in (last, last_paused) if job is not None]
             queue.position = oldest[0] if oldest else None
@@ -268,15 +271,17 @@ def _bullmq(name: str, now_s: float) -> _Queue:
         queue.started_s.append(_number(when) / 1000)
 
     key = name if ":" in name else f"bull:{name}"
+    due_until = int(now_s * 1000) * 4096 + 4095
     commands: list[Command] = [
         ("LLEN", f"{key}:wait"),
         ("LLEN", f"{key}:paused"),
         ("ZCARD", f"{key}:prioritized"),
         ("LLEN", f"{key}:active"),
-        ("ZCOUNT", f"{key}:delayed", "-inf", int(now_s * 1000) * 4096 + 4095),
+        ("ZCOUNT", f"{key}:delayed", "-inf", due_until),
         ("LINDEX", f"{key}:wait", -1),
         ("LINDEX", f"{key}:paused", -1),
         ("LINDEX", f"{key}:active", -1),
+        ("ZCOUNT", f"{key}:delayed", f"({due_until}", "+inf"),
     ]
     return _Queue(key, commands, read)
 

@@ -14,9 +14,9 @@ from agent.service.bounds import Bounds
 NAME = "correlator"
 #: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
-    "subjects": "seconds of limiters, queues, brokers or listeners above the limit",
+    "subjects": "seconds of limiters, queues, brokers, listeners or peers above the limit",
     "pending": "rows above the limit",
-    "late": "rows that came too late",
+    "late": "late rows",
     "findings": "findings above the limit",
     "faults": "failed batches",
     "servers": "local servers",

@@ -23,7 +23,7 @@ from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.postgresql_client import _down
-from agent.queues.postgresql_wal import WalReaders
+from agent.queues.postgresql_wal import SLOTS, WalReaders
 from agent.queues.queue import Row
 from tests.patience import PATIENCE, until
 from tests.servers.polled import failed, poll, row_of
@@ -606,12 +606,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         ("watch@127.0.0.1:{}/postgres", {"password_file": "none"}, "login", "No such file"),
         ("watch:s3cret@127.0.0.1:{}/none", {}, "login", 'database "none" does not exist'),
         ("watch:s3cret@127.0.0.1:{}/postgres?sslmode=disable", {}, "login", "no encryption"),
-        ("watch:s3cret@127.0.0.1:{}/postgres", {"ca_file": "other.pem"}, "login", "certificate verify failed"),
+        ("watch:s3cret@127.0.0.1:{}/postgres", {"ca_file": "other.pem"}, "login", "verify failed: set `ca_file`"),
         (
             "watch:s3cret@localhost:{}/postgres",
             {"ca_file": "server.pem"},
             "login",
-            'does not match host name "localhost"',
+            "certificate verify failed: set `url` to a name in it (",
         ),
     ],
 )
@@ -720,6 +720,27 @@ def test_a_slower_standby_of_the_same_name_that_returns_is_no_step_back() -> Non
 
     queue = Judged("postgresql", Standbys(), lambda: now_ns[0])
     assert "rewound" not in [row["status"] for _ in range(7) for row in queue.poll()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("true AS conflicting", b"slot is lost: conflict with recovery (hot_standby_feedback, wal_level): drop it"),
+        ("false AS conflicting", b"max_slot_wal_keep_size"),
+        ("true AS conflicting, 'rows_removed' AS invalidation_reason", b"slot is lost: rows_removed: drop it"),
+    ],
+    ids=["16", "16 without a conflict", "17"],
+)
+def test_a_slot_that_conflicts_with_recovery(postgres: Postgres, columns: str, words: bytes) -> None:
+    slot = (
+        "(SELECT 'site' AS slot_name, 'logical' AS slot_type, 'shop' AS database, false AS active, NULL::int AS"
+        " active_pid, '0/10'::pg_lsn AS restart_lsn, '0/10'::pg_lsn AS confirmed_flush_lsn, 'lost' AS wal_status,"
+        f" NULL::int8 AS safe_wal_size, {columns}) AS s"
+    )
+    slots = postgres.do(SLOTS.replace("pg_replication_slots AS s", slot))
+    (row,) = WalReaders().rows(slots, [], (1, None, 0, 200), (S, S))
+    assert (row["status"], row["destination"], row["consumer_group"]) == ("gone", b"shop", b"site")
+    assert words in row["reason"].encode()
 
 
 def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:

@@ -167,8 +167,8 @@ def test_least_rights_for_the_management_port(rabbit: Rabbit) -> None:
     ("host", "authority", "words"),
     [
         ("127.0.0.1", "ca", ""),
-        ("127.0.0.1", "other", "certificate verify failed"),
-        ("localhost", "ca", "certificate verify failed: Hostname mismatch"),
+        ("127.0.0.1", "other", "certificate verify failed: set `ca_file` to its authority ("),
+        ("localhost", "ca", "certificate verify failed: set `url` to a name in it (Hostname mismatch"),
     ],
     ids=["right", "wrong authority", "wrong name"],
 )

@@ -98,16 +98,16 @@ def settled(queue: Any, lag: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("code", "query", "name", "consumers"),
+    ("code", "query", "name", "consumers", "delayed"),
     [
-        (RQ, "?rq=mails", b"rq:queue:mails", 1),
-        (RQ, "?rq=*", b"rq:queue:mails", 1),
-        (BULLMQ, "?bullmq=paint", b"bull:paint", -(2**63)),
-        (BULLMQ, "?bullmq=bull:paint", b"bull:paint", -(2**63)),
+        (RQ, "?rq=mails", b"rq:queue:mails", 1, -(2**63)),
+        (RQ, "?rq=*", b"rq:queue:mails", 1, -(2**63)),
+        (BULLMQ, "?bullmq=paint", b"bull:paint", -(2**63), 1),
+        (BULLMQ, "?bullmq=bull:paint", b"bull:paint", -(2**63), 1),
     ],
 )
 def test_jobs_that_wait_and_run_and_their_ages(
-    redis: Redis, program: Callable[[str], None], code: str, query: str, name: bytes, consumers: int
+    redis: Redis, program: Callable[[str], None], code: str, query: str, name: bytes, consumers: int, delayed: int
 ) -> None:
     began = time.time()
     program(code)
@@ -115,6 +115,7 @@ def test_jobs_that_wait_and_run_and_their_ages(
     row = settled(queue, 6)
     elapsed = time.time() - began
     assert (row["destination"], row["exact"], row["consumers"], row["status"]) == (name, 1, consumers, b"ok")
+    assert row["delayed"] == delayed
     assert 0 <= row["oldest_pending_s"] <= row["oldest_undelivered_s"] <= elapsed
     later = settled(queue, 6)
     assert later["oldest_undelivered_s"] >= row["oldest_undelivered_s"]
@@ -182,6 +183,13 @@ def test_sidekiq(redis: Redis, unit: int) -> None:
     assert {row["destination"]: row["status"] for row in poll(queue)}[b"queue:low"] == b"gone"
     redis.do("SADD", "queues", "low")
     assert {row["destination"]: row["status"] for row in poll(queue)}[b"queue:low"] == b"ok"
+
+
+def test_delayed_jobs_of_bullmq_are_no_lag_until_they_are_due(redis: Redis) -> None:
+    for seconds, job in ((-20, "due"), (3600, "later"), (7200, "latest")):
+        redis.do("ZADD", "bull:paint:delayed", round((time.time() + seconds) * 1000) * 4096, job)
+    (row,) = poll(BROKER.sources([redis.url + "?bullmq=paint"])[0])
+    assert (row["lag_messages"], row["delayed"]) == (1, 2)
 
 
 def test_plain_lists_and_sorted_sets_have_a_length_and_no_age(redis: Redis) -> None:

@@ -1,23 +1,30 @@
 """Servers in the settings that cannot be used: each kind of broker refuses them, and no message has the password. Names
-that are not resolved.
+that are not resolved, and certificates of another authority.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 
 from agent.common.address import peer_bytes
+from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
+from agent.common.tls import unverified
 from agent.errors import AgentError
 from agent.queues import addresses
+from agent.queues.brokers.postgresql import PostgresQueues, PostgresUrl
 from agent.queues.catalogue import broker
+from agent.queues.postgresql_client import PostgresDown
 from tests.patience import PATIENCE
+from tests.servers.certificates import certificates
 
 REFUSED: dict[str, list[Any]] = {
     "etcd": [
@@ -145,6 +152,103 @@ def test_a_name_that_is_not_resolved_is_a_state_of_its_server(
         assert error is not None or len(asked) == 1  # a look-up under way is not begun again
     finally:
         ends.set()
+
+
+def test_a_refused_login_waits_for_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, real = threading.Event(), socket.getaddrinfo
+
+    def silent(*given: Any, flags: int = 0, **named: Any) -> Any:
+        return real(*given, flags=flags, **named) if flags & socket.AI_NUMERICHOST else ends.wait(60)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    queue = PostgresQueues(PostgresUrl.parse("postgresql://silent.example"), timeout_s=3 * PATIENCE)
+    queue._not_before_ns, queue._refusal = boot_ns() + 3600 * 10**9, PostgresDown("refused", "login")
+    try:
+        began_s = time.monotonic()
+        (row,) = queue.poll()
+        assert time.monotonic() - began_s < 2 * PATIENCE
+        assert (row["failure"], row["reason"]) == ("login", "postgresql silent.example:5432/postgres: refused")
+    finally:
+        ends.set()
+
+
+_WANTS_TLS = b"\0\0\0\x08\x04\xd2\x16\x2f"  # PostgreSQL's SSLRequest
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """The port of a server with TLS, also of PostgreSQL's, and the file of an authority that did not sign it."""
+    here = tmp_path_factory.mktemp("tls")
+    certificates(here)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(here / "server.pem", here / "server.key")
+
+    def serve(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.settimeout(PATIENCE)
+            if client.recv(8, socket.MSG_PEEK) == _WANTS_TLS:
+                client.recv(8)
+                client.sendall(b"S")
+            with context.wrap_socket(client, server_side=True) as secured:
+                secured.recv(1)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1], str(here / "other.pem")
+        server.shutdown(socket.SHUT_RDWR)
+
+
+SECURED: dict[str, dict[str, Any]] = {
+    "celery": {"url": "rediss://127.0.0.1:{}/0"},
+    "etcd": {"url": "https://127.0.0.1:{}"},
+    "kafka": {"servers": "127.0.0.1:{}", "tls": True},
+    "nats": {"url": "https://127.0.0.1:{}"},
+    "postgresql": {"url": "postgresql://127.0.0.1:{}"},
+    "queues_from": {"url": "https://127.0.0.1:{}/metrics", "queues": [{"name": "a", "length": "b"}]},
+    "rabbitmq": {"url": "https://127.0.0.1:{}"},
+    "redis": {"url": "rediss://127.0.0.1:{}/0"},
+}
+
+
+@pytest.mark.parametrize("kind", SECURED)
+def test_a_certificate_of_another_authority_names_the_setting(kind: str, stranger: tuple[int, str]) -> None:
+    key = "ca" if kind == "kafka" else "ca_file"
+    port, authority = stranger
+    given = {name: it.format(port) if isinstance(it, str) else it for name, it in SECURED[kind].items()}
+    (source,) = broker(kind).sources([{**given, key: authority}])
+    words = f"certificate verify failed: set `{key}` to its authority"
+    with closing(source):
+        for _ in range(5):  # the first one may have no answer in time
+            rows = source.poll()
+            if any(words in str(row.get("reason"))[:128] for row in rows):
+                break
+        assert [row["status"] for row in rows] == ["down"]
+        assert words in str(rows[0]["reason"])[:128]
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("self-signed certificate", "set `ca_file` to its authority (self-signed certificate)"),
+        ("certificate has expired", "certificate has expired"),
+        (
+            "Hostname mismatch, certificate is not valid for 'h'.",
+            "set `url` to a name in it (Hostname mismatch, certificate is not valid for 'h'.)",
+        ),
+        (
+            'server certificate for "a" does not match host name "h"',
+            'set `url` to a name in it (server certificate for "a" does not match host name "h")',
+        ),
+        ("", "set `ca_file` to its authority, `url` to a name in it"),
+    ],
+)
+def test_a_refused_certificate_has_a_remedy(why: str, words: str) -> None:
+    assert unverified(why) == f"certificate verify failed: {words}"
 
 
 def test_a_name_that_is_resolved_later_is_found_and_each_of_its_addresses_is_tried(

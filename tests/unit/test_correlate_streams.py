@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.correlate.inbox import compact
+from agent.correlate.rows import OfSecond
+from agent.correlate.streams import StreamWatch
+from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
 
 READER, WRITER = 800, 801
@@ -130,6 +134,31 @@ def test_a_stream_that_ends_and_one_that_pauses_every_now_and_then_are_none() ->
     host = not_sending()
     waits(host, READER, np.arange(1, 30, 4) + 0.95, CLIENT, 1100)
     assert latest(run(host, UNTIL)) == []
+
+
+@pytest.mark.parametrize("many", ["server", "client"])
+def test_connections_without_room_are_counted(many: str) -> None:
+    host = Host()
+    for role, here, there in (("server", SERVER, CLIENT), ("client", CLIENT, SERVER)):
+        pids = np.arange(1, 1031 if role == many else 2)
+        host.add(
+            "tcp_rtt",
+            len(pids),
+            t_ns=T0 + S // 2,
+            pid=pids,
+            proc_start_ns=START,
+            role=code("tcp_rtt", "role", role),
+            saddr=np.frombuffer(here[:16], "V16"),
+            sport=int.from_bytes(here[16:], "little"),
+            peer=np.frombuffer(there, "V18"),
+        )
+    waits(host, READER, np.array([0.5]), CLIENT, 50)
+    rows: dict[str, list[np.ndarray]] = {}
+    for table, its in host.made:
+        rows.setdefault(table, []).append(compact(table, its))
+    watch = StreamWatch(CorrelatorConfig())
+    watch.step(T0 // S, OfSecond({table: np.concatenate(its) for table, its in rows.items()}))
+    assert watch.dropped == 1030 - 1024
 
 
 def test_who_asks_and_waits_for_answers_is_no_stream() -> None:

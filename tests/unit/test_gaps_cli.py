@@ -108,7 +108,7 @@ def test_what_the_correlator_left_out_is_reported_and_not_called_lost(tmp_path: 
     path = store(tmp_path, *rows, *source.drain(now))
     output = tickscope("findings", "--store", path).stderr
     assert b"note: not evaluated for findings: 500 seconds of limiters, " in output
-    assert b", 3 rows that came too late (earlier reports: 1)" in output
+    assert b", 3 late rows (earlier reports: 1)" in output
     assert b"rows are missing or were not evaluated: see above" in output
     assert b"lost" not in output
     assert json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["gaps"] == []

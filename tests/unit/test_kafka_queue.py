@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.config import resolve
 from agent.errors import AgentError
+from agent.queues.brokers import kafka
 from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password
@@ -328,6 +330,37 @@ def test_a_password_is_read_at_a_login_only(tmp_path: Path) -> None:
     with pytest.raises(KafkaDown):
         server.librdkafka()
     assert not list(KafkaCluster(server)._order({}, boot_ns()))
+
+
+@pytest.mark.parametrize(
+    ("tls", "servers"),
+    [(False, "127.0.0.1:1,[::1]:1,127.0.0.2:2"), (True, "known.example:1,127.0.0.2:2")],
+)
+def test_librdkafka_gets_only_brokers_that_have_an_address(
+    tls: bool, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks names up without a time limit. It compares the names with certificates."""
+    ends, real, given = threading.Event(), socket.getaddrinfo, list[Any]()
+
+    def resolved(host: str, *more: Any, flags: int = 0, **named: Any) -> Any:
+        if flags & socket.AI_NUMERICHOST:
+            return real(host, *more, flags=flags, **named)
+        if host == "silent.example":
+            ends.wait(60)
+        return [one for address in ("127.0.0.1", "::1") for one in real(address, *more, flags=flags, **named)]
+
+    def connected(settings: Any, timeout_s: float) -> Any:
+        given.append(settings["bootstrap.servers"])
+        raise KafkaDown("closed", "closed")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(kafka, "KafkaConnection", connected)
+    cluster = KafkaCluster(KafkaServer(servers="silent.example:9,known.example:1,127.0.0.2:2", tls=tls))
+    try:
+        assert [row["failure"] for row in cluster.poll()] == ["closed"]
+        assert [*given, cluster._librdkafka()["bootstrap.servers"]] == [servers] * 2
+    finally:
+        ends.set()
 
 
 def described(state: str, *members: tuple[str, list[int]], kind: str = "CLASSIC", simple: bool = False) -> Any:

@@ -290,6 +290,41 @@ def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None
     assert "duplicates" not in quiet
 
 
+@pytest.mark.parametrize(
+    ("others", "counted"),
+    [
+        ([], 1 + 10 + 100 + 1000 + 10000),
+        ([("b", "10.0.0.2")], 1 + 10 + 100),  # a consumer's own name may mean this one
+        ([("10.0.0.1:6379", "10.0.0.1")], 1 + 10 + 100 + 1000 + 10000),  # before the setting had a name
+    ],
+)
+def test_messages_of_a_cluster_by_its_name_in_the_settings_and_by_its_address(
+    others: list[tuple[str, str]], counted: int, tmp_path: Path
+) -> None:
+    now = boot_now()
+    names = ("shop", "10.0.0.1:6379", "", "10.0.0.2:6379", "the shop's")
+    its = [(name, "consumer", 10**i) for i, name in enumerate(names)]
+    reports = [
+        make(
+            "message_order",
+            1,
+            t_ns=now - S,
+            destination="orders",
+            cluster=name,
+            source=TABLES["message_order"].code("source", source),
+            messages=messages,
+        )
+        for name, source, messages in [*its, ("another", "sample", 5)]
+    ]
+    watched = [
+        lag(now - age_s * S, 3, cluster=cluster, peer=peer_bytes(address, 6379))
+        for age_s, (cluster, address) in zip((60, 90), [("shop", "10.0.0.1"), *others], strict=False)
+    ]
+    write(tmp_path, *watched, *reports)
+    shown = tickscope_text("queues", "show", "orders", "--cluster", "shop", "--store", tmp_path, "-o", "json").stdout
+    assert [one["messages"] for one in json.loads(shown)["order"]] == [counted]
+
+
 #: Seconds ago, and the server.
 TURNS = ((40, 1), (35, 1), (20, 2), (10, 1))
 

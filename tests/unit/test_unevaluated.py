@@ -86,6 +86,6 @@ def test_status_reports_people(capsys: pytest.CaptureFixture[str]) -> None:
     status._human(document)
     output = capsys.readouterr().out
     assert (
-        "not evaluated for findings  512 seconds of limiters, queues, brokers or listeners" in output
-        and "; 3 rows that came too late\n" in output
+        "not evaluated for findings  512 seconds of limiters, queues, brokers, listeners or peers" in output
+        and "; 3 late rows\n" in output
     )

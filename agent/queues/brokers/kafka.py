@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from agent.columns import fitted
-from agent.common.address import addr_text
+from agent.common.address import addr_text, with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.lookup import look_up
@@ -126,8 +126,10 @@ class KafkaServer:
         if bool(self.user) != self.password.is_set:
             raise ValueError("user must be set together with password_file, password_variable or password_credential")
 
-    def librdkafka(self) -> dict[str, object]:
-        """The settings of librdkafka. Raises KafkaDown if the password cannot be read."""
+    def librdkafka(self, bootstrap: str = "") -> dict[str, object]:
+        """The settings of librdkafka. bootstrap: host:port,host:port, instead of ``servers``. Raises KafkaDown if the
+        password cannot be read.
+        """
         security = ("SASL_" if self.user else "") + ("SSL" if self.tls else "PLAINTEXT")
         try:
             password = self.password.read()
@@ -140,7 +142,7 @@ class KafkaServer:
             "ssl.key.location": self.key,
         }
         return {
-            "bootstrap.servers": self.servers,
+            "bootstrap.servers": bootstrap or self.servers,
             "security.protocol": security,
             **(sasl if self.user else {}),
             **{name: path for name, path in files.items() if path},
@@ -218,6 +220,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._addresses = Addresses()
         self._brokers = [(one.rpartition(":")[0].strip("[]"), int(one.rpartition(":")[2])) for one in brokers]
         self._first = self._brokers[0]
+        self._bootstrap = ""  # as of the last connection
         self._connection: KafkaConnection | None = None
         self._cluster = ""
         self._not_before_ns, self._refusal = 0, KafkaDown("", "other")
@@ -250,9 +253,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             if now_ns < self._not_before_ns:
                 raise self._refusal
             if self._connection is None:
-                settings = self._server.librdkafka()
-                self._look_up()
-                self._connection = KafkaConnection(settings, self._timeout_s)
+                self._bootstrap = self._resolved()
+                self._connection = KafkaConnection(self._librdkafka(), self._timeout_s)
             rows = self._poll(self._connection, now_ns)
             self._connection.well()
             if self._doubtful:
@@ -278,17 +280,27 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if self._tail is not None:
             self._tail.close()
 
-    def _look_up(self) -> None:
-        """librdkafka looks names up without a time limit, and cannot be closed meanwhile, so it begins when some broker
-        of the settings has an address. Raises KafkaDown.
+    def _librdkafka(self) -> dict[str, object]:
+        """The settings of librdkafka. Raises KafkaDown."""
+        return self._server.librdkafka(self._bootstrap)
+
+    def _resolved(self) -> str:
+        """The bootstrap brokers that have an address. librdkafka looks names up without a time limit, and cannot be
+        closed meanwhile. So it gets addresses; with TLS names, which it compares with certificates, but only those that
+        were resolved. Raises KafkaDown if none was.
         """
         until_s = time.monotonic() + self._timeout_s
-        found = [look_up(*one) for one in self._brokers]
-        for one in found:
+        asked = [(*one, look_up(*one)) for one in self._brokers]
+        found: list[str] = []
+        for host, port, one in asked:
             one.wait(until_s)
-            if one.found:
-                return
-        raise KafkaDown(found[0].problem, "unreachable")
+            if self._server.tls:
+                found += [with_port(host, port)] if one.found else []
+            else:
+                found += [with_port(str(info[4][0]), port) for info in one.found]
+        if not found:
+            raise KafkaDown(asked[0][2].problem, "unreachable")
+        return ",".join(dict.fromkeys(found))
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         self._cluster = connection.cluster_id()
@@ -458,7 +470,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             return
         self._timed_ns = now_ns if timing else self._timed_ns
         if self._reader is None:
-            self._reader = RecordReader(self._server.librdkafka())
+            self._reader = RecordReader(self._librdkafka())
         turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
         found = self._reader.read(dict(turn), _READING_S)
         if not found:
@@ -682,7 +694,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if self._tail is None:
             return
         ends = {key: at.end for key, at in offsets.items() if isinstance(at, _Offsets)}
-        found = self._tail.read(ends, self._server.librdkafka, now_ns)
+        found = self._tail.read(ends, self._librdkafka, now_ns)
         self._ordered = [
             {**row, "cluster": self._cluster, "destination": _shown(str(row["destination"]))} for row in found
         ]

@@ -209,13 +209,14 @@ class PostgresQueues(TimedQueue):
     def poll(self) -> list[Row]:
         """One transaction. Raises nothing that depends on the server."""
         now_ns, deadline_s = boot_ns(), time.monotonic() + max(_POLL_S, self._timeout_s)
-        peer, self._timers = self._peer(), None
+        refused, self._timers = now_ns < self._not_before_ns, None
+        peer = self._peer(connects=self._connection is None and not refused)
         try:
-            if now_ns < self._not_before_ns:
+            if refused:
                 raise self._refusal
             rows = self._poll(peer, now_ns, deadline_s)
         except PostgresDown as error:
-            if now_ns >= self._not_before_ns and error.failure in ("login", "other"):
+            if not refused and error.failure in ("login", "other"):
                 self._refusal, self._not_before_ns = error, now_ns + _RETRY_NS
             self.close()
             rows = self._down(error)
@@ -232,11 +233,12 @@ class PostgresQueues(TimedQueue):
             self._connection.close()
         self._connection = None
 
-    def _peer(self) -> bytes | None:
+    def _peer(self, connects: bool) -> bytes | None:
+        """connects: whether the poll waits for a look-up, since it needs the address."""
         url = self._server.url
         if url.host.startswith("/"):
             return None
-        return self._addresses.peer(url.host, url.port, self._timeout_s if self._connection is None else None)
+        return self._addresses.peer(url.host, url.port, self._timeout_s if connects else None)
 
     def _poll(self, peer: bytes | None, now_ns: int, deadline_s: float) -> list[Row]:
         if self._connection is None:
