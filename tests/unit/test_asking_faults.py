@@ -314,6 +314,7 @@ def test_what_was_found_of_messages_is_sent_also_after_a_pause() -> None:
     with ours, theirs:
         worker = Worker(theirs, "redis", [], 1)
         worker._late.append((time.monotonic(), 60.0))
+        ours.settimeout(PATIENCE)
         row = {"t_ns": boot_ns(), "system": "redis"}
         worker._take(([row], [], [{**row, "duplicates": 3}]), time.monotonic() - 10)
         data = ours.recv(1 << 16)
