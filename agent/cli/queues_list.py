@@ -22,7 +22,8 @@ _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_
 IDENTITY = ("host", "system", "cluster", "destination", "partition", "consumer_group")
 #: ``trend`` has this number of values, each of this time; the last one ends with the newest poll.
 PIECES, PIECE_NS = 10, 30_000_000_000
-#: A queue that is missing in its cluster's polls for longer has gone. Rows of one poll may reach the store in pieces.
+#: A queue that is missing in its cluster's polls for longer has gone, if these are not more seldom (``_patience``).
+#: Rows of one poll may reach the store in pieces.
 _MISSING_NS = 10_000_000_000
 Key = tuple[Any, ...]
 Row = dict[str, Any]
@@ -55,17 +56,22 @@ def latest(source: RowSource) -> list[Row]:
     # The peer too, since it identifies the server of a row without a cluster.
     found = source.rows(Question("queue_lag", latest=(*IDENTITY, "peer"), order=("t_ns",)))
     found.sort(key=lambda row: _when(source, row))
-    rows = {key_of(row): row for row in found}  # the newest of each
+    rows = {_place(row): row for row in found}  # the newest of each
     newest: dict[Key, tuple[int, int]] = {}
     for key, row in rows.items():
-        newest[key[:3]] = newest[key[:2]] = newest[*key[:3], row["peer"]] = _when(source, row)
-        if row["consumer_group"] is not None:
-            newest[key[:4]] = _when(source, row)
-    kept = {key: row for key, row in rows.items() if not _superseded(source, key, row, newest)}
+        when, consumed = _when(source, row), [key[:4]] if row["consumer_group"] is not None else []
+        for one in (key[:3], key[:2], (*key[:3], row["peer"]), *consumed):
+            newest[one] = max(newest.get(one, when), when)
+    late = {key: _late(_when(source, row), newest[key[:3]]) for key, row in rows.items()}
+    if any(words is not None for words in late.values()):
+        patience = _patience(source)
+        late = {
+            key: _late(_when(source, row), newest[key[:3]], patience.get(key[:3], _MISSING_NS))
+            for key, row in rows.items()
+        }
+    kept = {key: row for key, row in rows.items() if not _superseded(source, key, row, newest, late[key])}
     trends = _trends(source, list(kept.values()))
-    return [
-        {**_missing(source, kept[key], newest[key[:3]]), "trend": trends.get(key)} for key in sorted(kept, key=_order)
-    ]
+    return [{**_missing(kept[key], late[key]), "trend": trends.get(key)} for key in sorted(kept, key=_order)]
 
 
 def of_kernel(source: RowSource) -> list[Row]:
@@ -81,9 +87,15 @@ def key_of(row: Row) -> Key:
     return tuple((row.get(name) or row.get("peer")) if name == "cluster" else row.get(name) for name in IDENTITY)
 
 
+def _place(row: Row) -> Key:
+    """The identity of a queue, or of a server that is down: another one of its cluster does not stand for it."""
+    server = (row["peer"],) if row["destination"] is None and row["status"] == "down" else ()
+    return *key_of(row), *server
+
+
 def _order(key: Key) -> tuple[object, ...]:
-    host, system, cluster, destination, partition, group = (str(part or "") for part in key)
-    return system, destination, group, len(partition), partition, cluster, host
+    host, system, cluster, destination, partition, group, *server = (str(part or "") for part in key)
+    return system, destination, group, len(partition), partition, cluster, host, server
 
 
 def _when(source: RowSource, row: Row) -> tuple[int, int]:
@@ -91,13 +103,12 @@ def _when(source: RowSource, row: Row) -> tuple[int, int]:
     return source.boots.index(row["boot_id"]) if row["boot_id"] in source.boots else -1, row["t_ns"]
 
 
-def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]]) -> bool:
+def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]], late: str | None) -> bool:
     """Whether a row says nothing any more, since later polls have other rows: one about a server (without a cluster,
     about all servers of its kind; while others of the cluster answer, one that does not is shown), about a queue
-    without consumers that has some now, or about one whose server was down.
+    without consumers that has some now, or about one whose server was down. late: as ``_late`` has it.
     """
     when = _when(source, row)
-    late = _late(when, newest[key[:3]])
     if row["destination"] is not None:
         consumed = row["consumer_group"] is None and when < newest.get(key[:4], when)
         return consumed or (late is not None and row["status"] == "down")
@@ -108,16 +119,35 @@ def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[i
     )
 
 
-def _late(when: tuple[int, int], newest: tuple[int, int]) -> str | None:
+def _patience(source: RowSource) -> dict[Key, int]:
+    """By host, system and cluster: the time after which a queue that is in no poll is missing, ns. Servers of one
+    cluster are polled one by one, each at the interval of the settings, so it is two of these at least.
+    """
+    from agent.ask.question import GroupValue, Question
+
+    its = ("boot_id", "host", "system", "cluster", "peer")
+    values = (
+        GroupValue("first", "min", "t_ns"),
+        GroupValue("last", "max", "t_ns"),
+        GroupValue("polls", "distinct", "t_ns"),
+    )
+    out: dict[Key, int] = {}
+    for row in source.rows(Question("queue_lag", group=its, values=values)):
+        if row["polls"] > 1:
+            key, twice_ns = key_of(row)[:3], 2 * (row["last"] - row["first"]) // (row["polls"] - 1)
+            out[key] = min(out.get(key, twice_ns), twice_ns)
+    return {key: max(_MISSING_NS, twice_ns) for key, twice_ns in out.items()}
+
+
+def _late(when: tuple[int, int], newest: tuple[int, int], patience_ns: int = _MISSING_NS) -> str | None:
     """For how long a queue is missing in the latest polls of its cluster, in words; None if it is not."""
-    if newest[0] == when[0] and newest[1] - when[1] <= _MISSING_NS:
+    if newest[0] == when[0] and newest[1] - when[1] <= patience_ns:
         return None
     return f" for {(newest[1] - when[1]) / 1e9:.0f} s" if newest[0] == when[0] else ""
 
 
-def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
+def _missing(row: Row, late: str | None) -> Row:
     """The row, with status ``unknown`` if its queue is missing."""
-    late = _late(_when(source, row), newest)
     if late is None or row["status"] == "gone":  # a deleted queue is in the polls for a while only
         return row
     return {**row, "status": "unknown", "reason": f"missing in the polls{late}: was it deleted?"}

@@ -106,11 +106,12 @@ def status_colour(status: str) -> str:
 
 
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each queue and group."""
+    """The rows of each queue and group, and of each server."""
     out: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = tuple(row[name] for name in ("host", "system", "cluster", "queue", "consumer_group"))
-        out.setdefault(key if row["cluster"] else (*key, row["peer"]), []).append(row)
+        whole = row["cluster"] and row["queue"] is not None
+        out.setdefault(key if whole else (*key, row["peer"]), []).append(row)
     return list(out.values())
 
 

@@ -67,7 +67,11 @@ class Broker:
     def sources(self, servers: Iterable[Any]) -> list[Judged]:
         """What is polled, one per server. Raises AgentError."""
         read_ones = [self.server(server) for server in servers]
-        return [Judged(self._system(one), self.open(one), named=getattr(one, "cluster", "")) for one in read_ones]
+        names = [(self._system(one), getattr(one, "cluster", "")) for one in read_ones]
+        return [
+            Judged(name[0], self.open(one), named=name[1], shared=names.count(name) > 1)
+            for name, one in zip(names, read_ones, strict=True)
+        ]
 
     def systems(self, servers: Iterable[Any]) -> frozenset[str]:
         """``queue_lag.system`` of the rows of these servers. Raises AgentError."""

@@ -49,7 +49,8 @@ class KnownBroker:
 
 
 KINDS = (
-    KnownBroker("redis", (6379,), re.compile(r"(\S*/)?(redis|valkey|keydb)-server\b")),
+    # A Sentinel may be the same program; it has no queues.
+    KnownBroker("redis", (6379,), re.compile(r"(\S*/)?(redis|valkey|keydb)-server\b(?!.*(\[sentinel\]|--sentinel\b))")),
     KnownBroker(
         "kafka",
         (9092,),

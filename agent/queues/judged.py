@@ -37,11 +37,15 @@ class Judged:
     has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
-    missing. named: the cluster's name in the settings, which stands for any other.
+    missing. named: the cluster's name in the settings, which stands for any other. shared: other servers have that
+    name, too, so the timers of this one have its address beside it.
     """
 
-    def __init__(self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns, named: str = "") -> None:
+    def __init__(
+        self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns, named: str = "", shared: bool = False
+    ) -> None:
         self.name, self._named = queue.name, {"cluster": named} if named else {}
+        self._address = f" {queue.name.removeprefix(f'{system} ')}" if named and shared else ""
         self._system, self._queue, self._clock = system, queue, clock
         self._progress: dict[tuple[object, ...], Progress] = {}
         self.polled_ns = self._unanswered = 0
@@ -58,7 +62,8 @@ class Judged:
     def timers(self) -> list[Row]:
         """Rows of ``timer_effect`` without a jump (agent/queues/timers.py), as of the last poll; none if it failed."""
         found = self._queue.timers() if isinstance(self._queue, TimedQueue) else None
-        return [*rows(self._system, self._cluster, found, self.polled_ns)] if found is not None else []
+        cluster = _shortened(self._cluster + self._address)
+        return [*rows(self._system, cluster, found, self.polled_ns)] if found is not None else []
 
     def order(self) -> list[Row]:
         """Rows of ``message_order``: what the last poll read of the queues' messages."""

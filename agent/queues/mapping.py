@@ -208,23 +208,29 @@ def _named(form: str, labels_of: Mapping[str, str], source: MetricSource) -> str
 
 
 def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
-    """Samples of one queue are added up; of ages the largest counts. What is no number is kept as a text."""
+    """Samples of one queue are added up; of ages the largest counts, without those of samples that have none. What is
+    no number is kept as a text.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         value = json.dumps(value)
     before = figures.get(figure)
-    if before is None or isinstance(value, str):
+    if before is None or (figure in _TIMES and not _is_time(figure, before)):
         figures[figure] = value
-    elif isinstance(before, str):
-        pass
-    elif figure == "oldest_s":
-        figures[figure] = max(before, value)
-    elif figure == "oldest_at_s":
-        figures[figure] = min(before, value)
+    elif figure in _TIMES:
+        if _is_time(figure, value):
+            figures[figure] = max(before, value) if figure == "oldest_s" else min(before, value)
+    elif isinstance(before, str) or isinstance(value, str):
+        figures[figure] = before if isinstance(before, str) else value
     else:
         try:
             figures[figure] = before + value
         except OverflowError:
             figures[figure] = math.inf
+
+
+def _is_time(figure: str, value: float | str) -> bool:
+    """Whether an age, or a time, is one: an empty shard has 0, NaN or null."""
+    return not isinstance(value, str) and value >= (_EARLIEST_S if figure == "oldest_at_s" else 0)
 
 
 def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Row:

@@ -40,8 +40,8 @@ BOUNDS = (
         "`status` (`bounds`), `probe_status` row `intake`",
     ),
 )
-_TEXTS = {"partition": "partition", "group": "consumer_group", "system": "system", "cluster": "cluster"}
-_WIDTHS = {column: TABLE.by_name[column].width for column in (*_TEXTS.values(), "destination")}
+_TEXTS = {"group": "consumer_group", "system": "system", "cluster": "cluster"}
+_WIDTHS = {column: TABLE.by_name[column].width for column in (*_TEXTS.values(), "destination", "partition")}
 _ID_BYTES = TABLE.by_name["duplicate_id"].width
 
 
@@ -57,8 +57,14 @@ class _QueueName(NamedTuple):
     system: bytes
     cluster: bytes
     destination: bytes
-    partition: bytes
     consumer_group: bytes
+
+
+class _Receiver(NamedTuple):
+    """A message may come again by another partition, so the partition is no part of the queue's name."""
+
+    consumer: Consumer
+    partition: bytes
 
 
 class MessageReports:
@@ -74,6 +80,7 @@ class MessageReports:
         """Raises ValueError for an invalid report."""
         texts = {column: _text(members.get(name), column) for name, column in _TEXTS.items()}
         queue = _QueueName(destination=_text(members.get("queue"), "destination"), **texts)
+        who = _Receiver(Consumer(*consumer), _text(members.get("partition"), "partition"))
         message, number, producer = members["message"], members.get("seq"), members.get("producer")
         if type(message) not in (str, int) or message == "" or not queue.destination:
             raise ValueError("message or queue")
@@ -81,7 +88,7 @@ class MessageReports:
             raise ValueError("seq")
         if not (producer is None or type(producer) in (str, int)):
             raise ValueError("producer")
-        order, who = self._order(uid), Consumer(*consumer)
+        order = self._order(uid)
         if order is None or not order.has_room(queue, who, PAIRS):
             self.unchecked += 1
             return
@@ -96,11 +103,13 @@ class MessageReports:
         took_ns, self._since_ns = max(1, now_ns - self._since_ns), 0
         found = [row for order in self._orders.values() for row in order.rows()]
         batch = make(TABLE.name, len(found), t_ns=now_ns, interval_ns=took_ns, source=TABLE.code("source", "consumer"))
-        for out, (queue, who, columns) in zip(batch.rows, found, strict=True):
+        for out, (queue, (who, partition), columns) in zip(batch.rows, found, strict=True):
             first = columns.pop("first", None)
-            values = {**queue._asdict(), "pid": who.pid, "proc_start_ns": who.start_ns, "comm": who.comm, **columns}
+            its = {"partition": partition, "pid": who.pid, "proc_start_ns": who.start_ns, "comm": who.comm}
+            values = {**queue._asdict(), **its, **columns}
             if first is not None:
-                values |= {"first_pid": first.pid, "first_proc_start_ns": first.start_ns, "first_comm": first.comm}
+                pid, start_ns, comm = first.consumer
+                values |= {"first_pid": pid, "first_proc_start_ns": start_ns, "first_comm": comm}
             for name, value in values.items():
                 out[name] = fitted(value.encode("utf-8", "replace"), _ID_BYTES) if isinstance(value, str) else value
         yield batch

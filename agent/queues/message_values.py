@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_DIGITS = 20
+#: Of a number: 128 bits have 39. A longer text is none.
+_DIGITS = 40
 #: RFC 9562, section 5.7: 48 bits of Unix ms, the version, 12 bits, the variant, 62 bits.
 _UUIDV7 = re.compile(r"([0-9a-f]{8})-?([0-9a-f]{4})-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}", re.IGNORECASE)
 
@@ -36,6 +37,6 @@ def whole(value: str | int | None) -> int | None:
     if ms is not None:
         return ms
     try:
-        return int(value[:_DIGITS]) if isinstance(value, str) else value
+        return value if not isinstance(value, str) else int(value) if len(value) <= _DIGITS else None
     except ValueError:
         return None

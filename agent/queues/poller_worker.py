@@ -25,7 +25,7 @@ from agent.posix.stacks import limit_stacks
 from agent.queues.catalogue import broker
 from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
-from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
+from agent.queues.packing import ROW_BYTES, SENT, pack
 from agent.queues.queue import Row
 from agent.queues.rounds import Rounds
 
@@ -33,6 +33,8 @@ from agent.queues.rounds import Rounds
 #: of our own, as JSON), and the number of rows dropped since the previous message.
 HEADER = struct.Struct("<BQ")
 ALIVE = 255
+#: Tables of which each row counts; the rows of the other one are all sent again at the next poll.
+_COUNTED = [kind for kind, table in enumerate(SENT) if table.name != "timer_effect"]
 #: Of a message, which fits well into a socket's default buffer.
 PIECE_ROWS = 64
 #: Of writable memory of the process, including its threads' stacks. Allocations beyond fail, and with them that poll.
@@ -107,7 +109,7 @@ class Worker:
         if self._stood_still(asked_s):  # the rows would show this process's pause, not the server's latency
             with self._lock:
                 self._dropped += len(answer[0])
-            return
+            answer = [], *answer[1:]
         for kind, (table, rows) in enumerate(zip(SENT, answer, strict=True)):
             data, most = pack(rows, table.name), PIECE_ROWS * ROW_BYTES[table.name]
             for at in range(0, len(data), most):
@@ -136,7 +138,8 @@ class Worker:
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)  # the agent has ended
             except OSError:  # it does not read, or the kernel has no memory for this
-                self._dropped += len(data) // ROW_BYTES[TABLE.name] if SENT[kind : kind + 1] == (TABLE,) else 0
+                if kind in _COUNTED:
+                    self._dropped += len(data) // ROW_BYTES[SENT[kind].name]
 
 
 def main() -> None:

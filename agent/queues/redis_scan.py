@@ -83,8 +83,10 @@ class Scan:
             small = step == 0 and self._cursor == b"0"
             (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, *self._condition)])
             if isinstance(reply, hiredis.ReplyError):
-                failure = "permission" if str(reply).startswith("NOPERM") else "other"
-                why = f"cannot list {self._what}, name them with ?{self._what}= in the URL: {reply}"
+                # ERR: a command that was renamed, or an option that the version lacks (TYPE is of Redis 6).
+                failure = "permission" if str(reply).startswith(("NOPERM", "ERR ")) else "other"
+                error = str(reply).partition(", with args")[0]
+                why = f"cannot list {self._what}, name them with ?{self._what}= in the URL: {error}"
                 raise RedisDown(why, failure=failure)
             cursor, keys = reply
             if not cursor.isdigit() or len(cursor) > _MAX_CURSOR_BYTES:

@@ -20,17 +20,21 @@ from agent.queues.queue import Row
 from agent.queues.redis_reading import Id, Stream, after, entry_id, shown
 from agent.queues.redis_rights import Command
 
-#: Entries of each stream at the first poll; of all streams in a poll; of one command; and the least of one.
-FIRST, MOST, _AT_ONCE, _LEAST = 1000, 5000, 1000, 8
+#: Entries of each stream at the first poll; of all streams in a poll; of one command; and by how many a command reads
+#: more after one that was read.
+FIRST, MOST, _AT_ONCE, _MORE = 1000, 5000, 1000, 8
 #: A stream that is this many entries ahead of what was read is read from its end on; those between are ``unread``.
 _SKIP = 4 * MOST
+#: Streams of which the place is known; one that is missing in a poll is read on later.
+_PLACES = 4096
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
         "queues",
         "entries of Redis streams read in one poll to find duplicates",
         MOST,
-        f"the next poll continues; if more than {_SKIP:,} entries are left, they are skipped",
+        f"the next poll continues; if more than {_SKIP:,} entries are left, or one is larger than a reply may be, they"
+        " are skipped",
         "`message_order.unread`",
     ),
 )
@@ -68,49 +72,72 @@ class Tail:
         self._message, self._number = message, number
         self._order, self.ids = MessageOrder(), ClockIds()
         self._read: dict[bytes, tuple[Id, int]] = {}  # the last id that was read, and how many were added until then
-        self._at_once, self._polled_ns = _AT_ONCE, 0
+        self._at_once, self._left, self._polled_ns = _AT_ONCE, MOST, 0
         self._without: Counter[bytes] = Counter()  # entries without an id in the last poll, by stream
+        self._unread: Counter[bytes] = Counter()  # entries that were skipped, by stream
 
     def read(self, streams: Sequence[Stream], ask: Ask, now_ns: int) -> list[Row]:
-        """Rows of ``message_order`` of the new entries. now_ns: CLOCK_BOOTTIME. Raises RedisDown."""
-        unread, left = Counter[bytes](), MOST
+        """Rows of ``message_order`` of the new entries. now_ns: CLOCK_BOOTTIME. Raises RedisDown; the next poll then
+        goes on where this one ended.
+        """
+        self._left = MOST
         self._without.clear()
-        known, self._read = self._read, {}
         took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         turn = now_ns % len(streams) if streams else 0
         for stream in [*streams[turn:], *streams[:turn]]:
-            last, added = stream.last_generated or stream.last, stream.added
-            if last is None:
-                continue
-            if stream.name not in known and stream.length > FIRST:
-                entries = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", min(FIRST, self._at_once)), ask)
-                self._take(stream.name, (entries or [])[::-1], now_ns)
-                left -= len(entries or [])
-                # Entries may have come since ``last`` was asked for.
-                self._read[stream.name] = max([last, *(entry_id(one[0]) for one in (entries or [])[:1])]), added or 0
-                continue
-            at, count = known.get(stream.name, ((0, 0), (added or 0) - stream.length))
-            if at > last:  # its server lost entries, or the stream was deleted and made anew
-                at, count = last, added or 0
-            if added is not None and added - count > _SKIP:
-                unread[stream.name] = added - count
-                at, count = last, added
-            while at < last and left > 0:
-                most = min(left, self._at_once)
-                entries = self._entries(("XRANGE", stream.name, after(at), "+", "COUNT", most), ask)
-                if entries is None:
-                    break
-                self._take(stream.name, entries, now_ns)
-                left -= len(entries)
-                if len(entries) < most:
-                    at, count = max([last, *(entry_id(entry[0]) for entry in entries[-1:])]), added or 0
-                    break
-                at, count = entry_id(entries[-1][0]), count + len(entries)
-            self._read[stream.name] = at, count
+            if stream.name in self._read or stream.length <= FIRST:
+                self._go_on(stream, ask, now_ns)
+            else:
+                self._begin(stream, ask, now_ns)
+        if len(self._read) > _PLACES:
+            self._read = {one.name: self._read[one.name] for one in streams if one.name in self._read}
         rows: list[Row] = [
             {**columns, "destination": shown(name), "interval_ns": took_ns} for name, _, columns in self._order.rows()
         ]
+        unread, self._unread = self._unread, Counter()
         return [*rows, *({"destination": shown(name), "messages": 0, "unread": n} for name, n in unread.items())]
+
+    def _begin(self, stream: Stream, ask: Ask, now_ns: int) -> None:
+        """The end of a stream with more than ``FIRST`` entries; at a later poll if this one has read enough."""
+        last = stream.last_generated or stream.last
+        if last is None or self._left < FIRST:
+            return
+        most = min(FIRST, self._at_once)
+        entries, too_large = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", most), ask)
+        if too_large and most > 1:
+            return
+        entries = entries or []
+        self._take(stream.name, entries[::-1], now_ns)
+        # Entries may have come since ``last`` was asked for.
+        self._read[stream.name] = max([last, *(entry_id(one[0]) for one in entries[:1])]), stream.added or 0
+
+    def _go_on(self, stream: Stream, ask: Ask, now_ns: int) -> None:
+        """The new entries of a stream."""
+        last, added = stream.last_generated or stream.last, stream.added
+        if last is None:
+            return
+        at, count = self._read.get(stream.name, ((0, 0), (added or 0) - stream.length))
+        if at > last:  # its server lost entries, or the stream was deleted and made anew
+            at, count = last, added or 0
+        if added is not None and added - count > _SKIP:
+            self._unread[stream.name] += added - count
+            at, count = last, added
+        self._read[stream.name] = at, count
+        while at < last and self._left > 0:
+            most = min(self._left, self._at_once)
+            entries, too_large = self._entries(("XRANGE", stream.name, after(at), "+", "COUNT", most), ask)
+            if too_large and most == 1:  # the next entry cannot be read, and only its content leads to those behind it
+                self._unread[stream.name] += max(1, (added or 0) - count)
+                self._read[stream.name] = last, added or 0
+                return
+            if entries is None:
+                return
+            self._take(stream.name, entries, now_ns)
+            if len(entries) < most:
+                at, count = max([last, *(entry_id(entry[0]) for entry in entries[-1:])]), added or 0
+            else:
+                at, count = entry_id(entries[-1][0]), count + len(entries)
+            self._read[stream.name] = at, count
 
     def problems(self) -> list[tuple[bytes, str]]:
         """By stream, what the last ``read`` could not find."""
@@ -119,17 +146,18 @@ class Tail:
             for stream, n in self._without.items()
         ]
 
-    def _entries(self, command: Command, ask: Ask) -> list[Any] | None:
-        """None if they were refused, or are too large: then fewer are read at a time."""
+    def _entries(self, command: Command, ask: Ask) -> tuple[list[Any] | None, bool]:
+        """(the reply, whether it is too large; then fewer are read at a time). None: there is no reply."""
         try:
             (reply,) = ask([command])
         except ReplyTooLarge:
-            self._at_once = max(_LEAST, self._at_once // 4)
-            return None
-        self._at_once = min(_AT_ONCE, self._at_once + _LEAST)
-        return None if isinstance(reply, hiredis.ReplyError) else reply
+            self._at_once = max(1, self._at_once // 4)
+            return None, True
+        self._at_once = min(_AT_ONCE, self._at_once + _MORE)
+        return (None if isinstance(reply, hiredis.ReplyError) else reply), False
 
     def _take(self, stream: bytes, entries: list[Any], now_ns: int) -> None:
+        self._left -= len(entries)
         for at, entry in entries:
             message = self._message.of(entry)
             if message is None:

@@ -26,7 +26,8 @@ BOUNDS = (
         "queues",
         "timers of a server with a row each in `timer_effect`",
         MAX_TIMERS,
-        f"those due first have rows; the others are counted, one row per queue, for {MAX_TIMERS} queues",
+        "those due first have rows, those on the wall clock before others; the rest is counted, one row per queue,"
+        f" for {MAX_TIMERS} queues",
         "`timer_effect.timers`",
     ),
 )
@@ -315,8 +316,10 @@ def _columns(system: str, one: QueueTimer, found: ServerTimers) -> dict[str, Any
 
 
 def _bounded(timers: Iterable[QueueTimer]) -> list[QueueTimer]:
-    """The first, one by one; the others as one for each queue and kind, and beyond as many for each kind."""
-    ordered = sorted(timers, key=lambda one: one.due_wall_ns or one.due_ns or _NEVER_NS)
+    """The first, one by one; the others as one for each queue and kind, and beyond as many for each kind. Timers on the
+    wall clock come before those that no jump moves.
+    """
+    ordered = sorted(timers, key=lambda one: (one.due_wall_ns is None, one.due_wall_ns or one.due_ns or _NEVER_NS))
     groups: dict[tuple[bytes, str], list[QueueTimer]] = {}
     for one in ordered[MAX_TIMERS:]:
         key = one.destination, one.kind

@@ -112,7 +112,12 @@ DECLARED = (
         "the effect of a jump of this host's wall clock on one timer of a polled server, or on several timers of one"
         " queue (docs/timers.md). Jumps of less than 1 ms have no rows",
         text("system", 16, "system of the server, as in queue_lag", "messaging.system"),
-        text("cluster", 64, "the server, by its name in the settings; queue_lag may have the cluster's own name"),
+        text(
+            "cluster",
+            64,
+            "the server, by its name in the settings, with its address if several have that name; queue_lag may have"
+            " the cluster's own name",
+        ),
         i64("jump_t_ns", "time of the jump, CLOCK_BOOTTIME", "ns"),
         i64("size_ns", "size of the jump (negative: back)", "ns"),
         text("destination", 64, "the queue, or the pattern of keys in the settings", "messaging.destination.name"),

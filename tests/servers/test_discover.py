@@ -194,6 +194,8 @@ def test_the_setting_is_made_from_the_example(
         ("kube-apiserver --etcd-cafile=/etc/kubernetes/pki/etcd/ca.crt", None),
         ("java -jar app.jar --broker redis-server", None),
         ("vi /usr/bin/redis-server", None),
+        ("/usr/bin/redis-server *:26379 [sentinel]", None),
+        ("redis-server /etc/redis/sentinel.conf --sentinel", None),
     ],
 )
 def test_a_command_line_says_which_broker_it_is(line: str, name: str | None) -> None:

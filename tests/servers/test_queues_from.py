@@ -322,6 +322,28 @@ def test_an_odd_sample_spoils_its_own_queue_only(
     assert any(words.encode() in row[column] for row in rows for column in ("reason", "inexact_reason")), rows
 
 
+@pytest.mark.parametrize("empty", ["0", "NaN"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_shard_without_an_age_hides_no_other(empty: str, first: bool) -> None:
+    """Of two shards, one waits since a minute and the other is empty; the age of a queue is another metric."""
+    shards = [("1", 5, f"{time.time() - 60}", "60"), ("2", 0, empty, empty)]
+    lines = [
+        f'waits{{queue="a",s="{shard}"}} {length}\ncame{{queue="a",s="{shard}"}} {came}\n'
+        f'waits{{queue="b",s="{shard}"}} {length}\nage{{queue="b",s="{shard}"}} {age}\n'
+        for shard, length, came, age in (shards if first else shards[::-1])
+    ]
+    answer = "".join(lines).encode()
+    server = Odd(_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)))
+    ages = [{"name": "a", "length": 'waits{queue="a"}', "oldest_at_s": "came"}]
+    ages += [{"name": "b", "length": 'waits{queue="b"}', "oldest_s": "age"}]
+    queue = source({"url": f"http://127.0.0.1:{server.port}/metrics", "queues": ages})
+    rows = poll(queue)
+    queue.close()
+    server.close()
+    assert [(row["lag_messages"], row["inexact_reason"]) for row in rows] == [(5, b"")] * 2
+    assert 60 <= row_of(rows, "a")["lag_s"] < 60 + 20 * PATIENCE and row_of(rows, "b")["lag_s"] == 60
+
+
 def test_a_slow_page_is_asked_seldom() -> None:
     asked = []
 

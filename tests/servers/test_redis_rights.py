@@ -136,3 +136,19 @@ def test_a_password_with_special_characters(redis: Redis) -> None:
     (reply,) = client.pipeline([("TIME",)])
     client.close()
     assert len(reply) == 2
+
+
+def test_a_server_without_scan_is_not_down_and_its_named_streams_are_watched(tmp_path: Path) -> None:
+    with Redis(tmp_path, "--rename-command", "SCAN", "") as server:
+        jobs(server)
+        for options, watched in (("", []), ("?streams=jobs,mail*", [b"jobs"])):
+            (queue,) = BROKER.sources([f"{server.url}{options}"])
+            rows = poll(queue)
+            queue.close()
+            (why,) = rows[rows["failure"] >= 0]
+            assert (why["status"], failure(why)) == (b"unknown", "permission")
+            assert why["reason"] == (
+                b"cannot list streams, name them with ?streams= in the URL: ERR unknown command 'SCAN'"
+            )
+            assert rows["destination"][rows["lag_messages"] >= 0].tolist() == watched
+            assert b"down" not in rows["status"].tolist()

@@ -16,7 +16,7 @@ import pytest
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.queues import redis_scan
-from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
+from agent.queues.brokers.redis import BROKER, MAX_GROUPS, TOO_LARGE, RedisStreams
 from agent.queues.judged import Judged
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.redis_scan import MAX_STREAMS
@@ -378,3 +378,18 @@ def test_only_the_parser_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_a_stream_with_entries_that_are_too_large_hides_no_other(redis: Redis) -> None:
+    redis.add("jobs", 11)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    for _ in range(2):
+        redis.do("XADD", "images", "*", "image", "x" * (5 << 20))
+    redis.do("XGROUP", "CREATE", "images", "g", "0")
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), 20))
+    for _ in range(2):
+        rows = poll(queue)
+        assert rows["destination"][rows["lag_messages"] == 11].tolist() == [b"jobs"]
+        assert {bytes(row["reason"]) for row in rows if row["destination"] == b"images"} == {TOO_LARGE.encode()}
+        assert b"down" not in rows["status"].tolist()
+    queue.close()

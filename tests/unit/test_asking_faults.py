@@ -303,5 +303,20 @@ def test_a_message_that_the_kernel_has_no_room_for_is_dropped_and_counted() -> N
     with ours, theirs:
         worker = Worker(theirs, "redis", [], 1)
         worker._send(ROWS, rows() * 20_000)  # EMSGSIZE
+        worker._send(ORDER, pack([{"t_ns": 5, "system": "redis"}] * 10_000, "message_order"))
         worker._send(ROWS, rows(t_ns=boot_ns()))
-        assert HEADER.unpack_from(ours.recv(1 << 16)) == (ROWS, 20_000)
+        assert HEADER.unpack_from(ours.recv(1 << 16)) == (ROWS, 30_000)
+
+
+def test_what_was_found_of_messages_is_sent_also_after_a_pause() -> None:
+    """The rows of the queues would show the pause of this process as a slow server; duplicates are seen once."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        worker = Worker(theirs, "redis", [], 1)
+        worker._late.append((time.monotonic(), 60.0))
+        ours.settimeout(PATIENCE)
+        row = {"t_ns": boot_ns(), "system": "redis"}
+        worker._take(([row], [], [{**row, "duplicates": 3}]), time.monotonic() - 10)
+        data = ours.recv(1 << 16)
+        assert HEADER.unpack_from(data) == (ORDER, 1)
+        assert len(data) == HEADER.size + len(pack([row], "message_order"))

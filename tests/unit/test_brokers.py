@@ -225,6 +225,20 @@ def test_the_clusters_name_of_the_settings_is_that_of_all_its_rows() -> None:
     assert {row["cluster"] for row in [*source.poll(), *source.order(), *source.timers()]} == {"shop"}
 
 
+def test_timers_of_two_servers_of_one_name_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers of a NATS cluster have one name, and each knows the timers of its own streams."""
+    kind = catalogue.broker("nats")
+    monkeypatch.setattr(kind.open, "timers", lambda _: ServerTimers([QueueTimer(b"a", b"", "retention")]))
+
+    def clusters(*names: str) -> set[object]:
+        given = [{"url": f"http://10.0.0.{at}:8222", "cluster": name} for at, name in enumerate(names, 1)]
+        return {row["cluster"] for source in kind.sources(given) for row in source.timers()}
+
+    assert clusters("shop", "shop") == {"shop 10.0.0.1:8222", "shop 10.0.0.2:8222"}
+    assert clusters("shop", "mail") == {"shop", "mail"}
+    assert clusters("", "") == {"10.0.0.1:8222", "10.0.0.2:8222"}
+
+
 def test_servers_with_long_names_that_begin_alike_are_two_clusters() -> None:
     host = "orders-production-primary.c9akciq32rkq.eu-central-1.rds.amazonaws.com:5432"
     clusters = set()

@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.common.resp import RedisDown, ReplyTooLarge
 from agent.limiters.intake import Intake
 from agent.queues.message_reports import PAIRS, TABLE, USERS, Consumer, MessageReports
+from agent.queues.message_values import whole
 from agent.queues.order import IDS, MOST_CONSUMERS, MessageArrival, MessageOrder, SeenIds
 from agent.queues.packing import pack
+from agent.queues.redis_reading import Stream, entry_id
+from agent.queues.redis_tail import FIRST, MOST, EntryField, Tail
 from tests.lab import sockets
 
 #: In a process of its own: each line of its input is a report.
@@ -225,3 +229,108 @@ def test_columns_of_a_row_are_those_of_the_queue_and_the_process() -> None:
     assert rows["cluster"].tolist() == [b"eu", b"eu"] and rows["proc_start_ns"].tolist() == [2, 4]
     assert rows["duplicates"].tolist() == [0, 1] and rows["repeated_s"][1] == pytest.approx(2, abs=0.001)
     assert (rows["first_pid"][1], rows["first_proc_start_ns"][1], rows["first_comm"][1]) == (1, 2, b"shop")
+
+
+@pytest.mark.parametrize("partitions", [(3, 3), (3, 5), (3, None)])
+def test_a_message_that_comes_again_by_another_partition_is_a_duplicate(partitions: tuple[int | None, ...]) -> None:
+    reports = MessageReports()
+    for at, partition in enumerate(partitions):
+        members = {"message": "a", "queue": "q", "seq": at, "partition": partition}
+        reports.add(members, Consumer(1 + at, 2, b"shop"), 0, 5 + at)
+    (batch,) = reports.batches(2_000_000_000)
+    rows = batch.rows[np.argsort(batch.rows["pid"])]
+    assert rows["partition"].tolist() == [str(one).encode() if one is not None else b"" for one in partitions]
+    assert rows["duplicates"].tolist() == [0, 1] and rows["first_pid"][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("17", 17),
+        ("9" * 21, 10**21 - 1),
+        (str(2**128 - 1), 2**128 - 1),
+        ("9" * 41, None),
+        ("0190163d-8694-739b-aea5-966c26f8ad91", 0x0190163D8694),
+        ("order-1", None),
+        (5, 5),
+        (None, None),
+    ],
+)
+def test_a_number_is_read_as_a_whole(text: str | int | None, number: int | None) -> None:
+    assert whole(text) == number
+
+
+class Entries:
+    """Streams of a server; entry N of each has the id N-0, and its field n is N. bytes: of an entry. fails: the
+    question, counted from 0, which it does not answer.
+    """
+
+    def __init__(self, lengths: dict[bytes, int], size: int = 100, fails: int = -1) -> None:
+        self.lengths, self.size, self.fails = lengths, size, fails
+        self.asked = self.sent = 0
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [Stream(name, n, (1, 0), (n, 0), (n, 0), n, (0, 0)) for name, n in self.lengths.items()]
+
+    def __call__(self, commands: Any) -> list[Any]:
+        ((command, name, start, _, _, most),) = commands
+        self.asked += 1
+        if self.asked - 1 == self.fails:
+            raise RedisDown("no answer within 0.5 s", failure="no_answer")
+        length = self.lengths[name]
+        if command == "XREVRANGE":
+            numbers = list(range(length, max(0, length - most), -1))
+        else:
+            first = max(1, sum(entry_id(start.encode())))  # after N-0 is N-1
+            numbers = list(range(first, length + 1))[:most]
+        self.sent += min(self.size * len(numbers), 8 << 20)
+        if self.size * len(numbers) > 8 << 20:
+            raise ReplyTooLarge("refused an answer of more than 8 MiB")
+        return [[[b"%d-0" % n, [b"n", b"%d" % n]] for n in numbers]]
+
+
+def counted(tail: Tail, server: Entries, polls: int) -> tuple[int, int, int]:
+    """Messages, duplicates and unread ones of so many polls; one that fails has none."""
+    found = [0, 0, 0]
+    for turn in range(polls):
+        try:
+            rows = tail.read(server.streams, server, 1 + turn)
+        except RedisDown:
+            continue
+        for row in rows:
+            for at, name in enumerate(("messages", "duplicates", "unread")):
+                number = row.get(name, 0)
+                assert isinstance(number, int)
+                found[at] += number
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.parametrize("length", [FIRST // 2, 2 * FIRST])
+@pytest.mark.parametrize("fails", range(6))
+def test_a_server_that_does_not_answer_has_no_message_counted_twice(length: int, fails: int) -> None:
+    tail = Tail(EntryField.parse("n"), EntryField.parse("n"))
+    server = Entries({b"a": length, b"b": length}, fails=fails)
+    before = counted(tail, server, 3)
+    server.lengths = dict.fromkeys(server.lengths, length + 7)
+    after = counted(tail, server, 4)
+    assert (before[0] + after[0], before[1] + after[1]) == (2 * (min(length, FIRST) + 7), 0)
+
+
+def test_the_first_poll_of_many_streams_reads_no_more_than_another() -> None:
+    tail = Tail(EntryField.parse("n"), None)
+    server = Entries({b"s%d" % at: 2 * FIRST for at in range(40)})
+    messages, *_ = counted(tail, server, 1)
+    assert 0 < messages <= MOST
+    assert counted(tail, server, 12) == (40 * FIRST - messages, 0, 0)
+
+
+@pytest.mark.parametrize(("size", "read"), [(1_500_000, True), (9_000_000, False)])
+def test_large_entries_are_read_one_by_one_or_skipped_once(size: int, read: bool) -> None:
+    tail = Tail(EntryField.parse("n"), None)
+    server = Entries({b"a": 20}, size)
+    messages, duplicates, unread = counted(tail, server, 30)
+    assert (messages, duplicates, unread) == ((20, 0, 0) if read else (0, 0, 20))
+    sent = server.sent
+    counted(tail, server, 30)
+    assert server.sent == sent

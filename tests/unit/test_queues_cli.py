@@ -102,7 +102,7 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
     """
     end = boot_now()
     its = {"system": "nats", "cluster": "C1"}
-    others = {n: peer_bytes(f"10.0.0.{n}", 4222) for n in (2, 3)}
+    others = {n: peer_bytes(f"10.0.0.{n}", 4222) for n in (2, 3, 4)}
     batches = []
     for i in range(60):
         t = end - (60 - i) * S
@@ -115,6 +115,7 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
         else:
             batches.append(lag(t, 3, "work", "w1", **its))
             batches.append(lag(t - S // 2, None, "", "", **its, status="down", peer=others[3]))
+            batches.append(lag(t - S // 4, None, "", "", **its, status="ok", peer=others[4]))
     write(tmp_path, *batches)
     shown = {(row["queue"], row["consumer_group"], row["status"], row["peer"]) for row in rows(tmp_path)}
     assert shown == {
@@ -123,6 +124,32 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
         ("work", "w1", "ok", "10.0.0.1:6379"),
         (None, None, "down", "10.0.0.3:4222"),
     }
+
+
+def test_a_queue_that_was_deleted_before_a_fail_over_is_missing_after_it(tmp_path: Path) -> None:
+    end, promoted = boot_now(), {"peer": peer_bytes("10.0.0.2", 6379)}
+    batches = [
+        lag(end - i * S, 7, "moved", **(promoted if i <= 50 else {})) for i in range(100, 0, -1) if not 50 < i < 70
+    ]
+    batches += [lag(end - i * S, 5, "deleted") for i in range(100, 59, -1)]
+    write(tmp_path, *sorted(batches, key=lambda batch: int(batch.rows["t_ns"][0])))
+    assert {row["queue"]: row["status"] for row in rows(tmp_path)} == {"moved": "ok", "deleted": "unknown"}
+
+
+def test_servers_of_a_cluster_that_are_polled_seldom_have_their_queues(tmp_path: Path) -> None:
+    """Every 30 s, half of it apart; one queue was deleted."""
+    end = boot_now()
+    its = {"system": "nats", "cluster": "C1"}
+    batches = []
+    for i in range(9):
+        for server in (1, 2):
+            t = end - (9 - i) * 30 * S + (server - 1) * 15 * S
+            here = {**its, "peer": peer_bytes(f"10.0.0.{server}", 4222)}
+            batches.append(lag(t, server, f"q{server}", **here))
+            if i < 4:
+                batches.append(lag(t, 5, "deleted", **here))
+    write(tmp_path, *batches)
+    assert {row["queue"]: row["status"] for row in rows(tmp_path)} == {"q1": "ok", "q2": "ok", "deleted": "unknown"}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])

@@ -198,6 +198,18 @@ def test_beyond_a_number_timers_are_counted_by_queue() -> None:
     assert found["was_due_ns"][-1] == T0 + (60 + MAX_TIMERS) * S
 
 
+def test_timers_that_a_jump_moves_come_before_those_that_are_immune() -> None:
+    """Workers of Celery hold many tasks with a set time: each is also due for redelivery."""
+    n = MAX_TIMERS + 5
+    etas = [QueueTimer(b"mail", b"tag%d" % i, "eta", due_ns=T0 + (60 + i) * S) for i in range(n)]
+    again = [QueueTimer(b"mail", b"tag%d" % i, "redelivery", due_wall_ns=T0 + OFFSET + (70 + i) * S) for i in range(n)]
+    found = effects(packed(*etas, *again, system="celery", version=""), T0, H, OFFSET)
+    assert found["timers"].sum() == 2 * n
+    listed = found[found["object"] != b""]
+    assert listed["object"].tolist() == [b"tag%d" % i for i in range(MAX_TIMERS)]
+    assert set(listed["moved_ns"].tolist()) <= {-(70 + i) * S for i in range(n)}
+
+
 def test_many_queues_make_no_more_rows() -> None:
     n = 3 * MAX_TIMERS + 37
     timers = [QueueTimer(b"%d" % i, b"", kind, unknown="x") for i in range(n) for kind in ("dedup", "redelivery")]

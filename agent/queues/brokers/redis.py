@@ -51,6 +51,8 @@ _CHECKED_AT_ONCE = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
+TOO_LARGE = "its first and its last entry are too large to be read"
+_UNREADABLE_NS = 60_000_000_000  # such a stream is not read again for so long
 
 
 @dataclass
@@ -129,10 +131,12 @@ class RedisStreams(RedisServer):
         self._scan = Scan(patterns) if patterns or not (url.streams or url.queues or url.expiring) else None
         self._groups: dict[Key, _Group] = {}
         self._found: list[Stream] = []  # in this poll
+        self._unlisted = ""  # why this poll could not list the streams, if it is no missing rule
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
         self._now_ns = self._turn = 0
         self._heads, self._streams_at_once, self._sample = _MAX_HEADS, MAX_STREAMS, SAMPLE
+        self._unreadable: dict[bytes, int] = {}  # streams whose entries are too large -> until when
 
     def choose(self, named: list[bytes], expiring: Collection[str]) -> None:
         """Queries these streams, and keys with an expiry, from now on, beside those that match a pattern."""
@@ -190,7 +194,9 @@ class RedisStreams(RedisServer):
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
             rows.append({"status": "unknown", "failure": "permission", "reason": why})
-        elif not any("status" in row or "lag_messages" in row for row in rows):
+        if self._unlisted:
+            rows.append({"status": "unknown", "failure": "permission", "reason": self._unlisted})
+        elif not missing and not any("status" in row or "lag_messages" in row for row in rows):
             rows.append({"status": "ok"})
         return [{**self._values, **row} for row in rows]
 
@@ -210,12 +216,14 @@ class RedisStreams(RedisServer):
     def _streams(self, now_ns: int) -> list[bytes]:
         """Those to query: of the settings, found by SCAN, and with groups that are known, or were deleted."""
         found: list[bytes] = []
+        self._unlisted = ""
         if self._scan is not None:
             try:
                 found = self._scan.step(self, now_ns)
             except RedisDown as error:
                 if error.failure != "permission":
                     raise
+                self._unlisted = "" if "+scan" in self._rights.missing(now_ns) else str(error)
         known = [group.stream.name for group in self._groups.values()]
         return list(dict.fromkeys([*self._named, *found, *known, *self._gone.streams]))
 
@@ -239,7 +247,8 @@ class RedisStreams(RedisServer):
                     why[name] = f"{MOVED}: use redis+cluster://"
                 rule = missing_rule(("XINFO", "STREAM" if failed is about else "GROUPS", name), failed)
                 why[name] = f"missing ACL rule {rule}" if rule else why[name]
-                if name in self._named and not (self._shard and self.moved) and not (rule and rule.startswith("+")):
+                chosen = name in self._named and not (self._shard and self.moved)
+                if why[name] == TOO_LARGE or (chosen and not (rule and rule.startswith("+"))):
                     problems.append((name, why[name]))
                 continue
             stream = Stream.read(name, about)
@@ -265,19 +274,26 @@ class RedisStreams(RedisServer):
 
     def _about(self, streams: list[bytes]) -> list[Reply]:
         """``XINFO STREAM`` and ``GROUPS`` of each. The former has two entries with their content: fewer streams are
-        queried at a time if these are large.
+        queried at a time if these are large. Those of which one reply is too large have an error.
         """
-        replies: list[Reply] = []
-        while 2 * len(streams) > len(replies):
-            at = len(replies) // 2
-            some = streams[at : at + self._streams_at_once]
+        now_ns, found = self._now_ns, dict[bytes, list[Reply]]()
+        self._unreadable = {name: until_ns for name, until_ns in self._unreadable.items() if until_ns > now_ns}
+        readable = [name for name in streams if name not in self._unreadable]
+        while len(found) < len(readable):
+            some = readable[len(found) : len(found) + self._streams_at_once]
             try:
-                replies += self.pipeline([("XINFO", sub, name) for name in some for sub in ("STREAM", "GROUPS")])
+                replies = self.pipeline([("XINFO", sub, name) for name in some for sub in ("STREAM", "GROUPS")])
             except ReplyTooLarge:
                 if len(some) == 1:
-                    raise
+                    readable.remove(some[0])
+                    self._unreadable[some[0]] = now_ns + _UNREADABLE_NS
                 self._streams_at_once = max(1, len(some) // 4)
-        return replies
+            else:
+                found |= {name: replies[2 * at : 2 * at + 2] for at, name in enumerate(some)}
+        if any(until_ns == now_ns + _UNREADABLE_NS for until_ns in self._unreadable.values()):
+            self._streams_at_once = MAX_STREAMS  # the others may be small
+        refusal = hiredis.ReplyError(TOO_LARGE)
+        return [reply for name in streams for reply in found.get(name, [refusal, refusal])]
 
     def _lost(self, group: _Group, key: Key, why: str) -> None:
         """A known group that this poll did not find. why: the server's error about its stream."""
@@ -295,7 +311,8 @@ class RedisStreams(RedisServer):
 
     def _limits(self) -> list[Row]:
         out = []
-        if self._scan is not None and not self._scan.whole and "+scan" not in self._rights.missing(self._now_ns):
+        refused = self._unlisted or "+scan" in self._rights.missing(self._now_ns)
+        if self._scan is not None and not self._scan.whole and not refused:
             out.append("the keyspace is still being scanned: streams may be missing")
         for what, limit, beyond in (
             ("streams", MAX_STREAMS, self._scan is not None and self._scan.more),
