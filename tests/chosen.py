@@ -45,15 +45,13 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/system/test_export_faults.py::test_a_collector_that_fails_holds_nothing_up": "[hr]*",
     "tests/system/test_hidden_processes.py::test_processes_of_others_are_seen": "hidepid=ptraceable*",
     "tests/system/test_lab.py::test_a_killed_laboratory_leaves_nothing": "is killed too",
+    "tests/system/test_lab.py::test_faults_are_noticed_written_down_and_replayed_and_nothing_stays": "flock_held",
     # three nodes of RabbitMQ, which take two processors; test_etcd.py and test_nats.py change the leader, too
     "tests/servers/test_rabbitmq_cluster.py::test_a_queue_stays_the_same_one_whichever_node_leads_it": None,
-    # the way from a stopped consumer to its finding; Kafka has it, and test_lab_brokers.py with Celery
+    # the way from a stopped consumer to its finding, with each server; test_lab_brokers.py has it with Celery
+    "tests/system/test_stopped_consumer.py::test_a_stopped_consumer_is_a_finding_that_names_it": "nats",
     "tests/system/test_celery.py::test_a_worker_that_ends_is_a_finding_about_its_queue": None,
     "tests/system/test_celery.py::test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue": None,
-    "tests/system/test_rabbitmq.py::test_a_stopped_consumer_is_a_finding_that_names_it": None,
-    "tests/system/test_etcd.py::test_a_stopped_copier_is_a_finding_that_names_it": None,
-    "tests/system/test_nats.py::test_a_stopped_consumer_is_a_finding_that_names_it": None,
-    "tests/system/test_postgresql.py::test_a_stopped_worker_is_a_finding_that_names_it": None,
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,
     "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,
@@ -101,10 +99,8 @@ FIRST = (
     "tests/servers/test_kafka.py",
     "tests/system/test_lab_brokers.py",
     "tests/kernel/test_redis_gateway.py",
-    "tests/system/test_kafka.py",
     "tests/servers/test_nats.py",
     "tests/servers/test_otlp_receiver.py",
-    "tests/system/test_rabbitmq.py",
     "tests/servers/test_postgresql.py",
     "tests/servers/test_etcd.py",
     "tests/system/test_equality.py",
@@ -130,7 +126,9 @@ WORKERS = {
         "tests/kernel/test_watch_faults.py",
         "tests/servers/test_notice_hooks.py",
         "tests/servers/test_time_daemons.py",
+        "tests/system/test_clock_daemons.py",
         "tests/system/test_notices.py",
+        "tests/system/test_prometheus.py",
         "tests/system/test_unwatched.py",
     ),
     "limiters": (

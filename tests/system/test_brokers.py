@@ -34,13 +34,13 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
     (pid,) = agent.until(lambda: brokers(agent))
     assert "brokers are now 1 of redis" in agent.log()
     assert "secret" not in agent.log()
-    row, *_ = agent.rows("queue_lag", "failure = 'refused'", 1)
+    row, *_ = agent.some("queue_lag", "failure = 'refused'")
     assert (row["system"], row["status"], row["peer"]) == ("redis", "down", None)
 
     os.kill(pid, signal.SIGKILL)
     (again,) = agent.until(lambda: [one for one in brokers(agent) if one != pid])
     assert "redis poller: the process that polls redis ended (SIGKILL)" in agent.log()
-    row, *_ = agent.rows("queue_lag", "failure = 'unasked'", 1)
+    row, *_ = agent.some("queue_lag", "failure = 'unasked'")
     assert "SIGKILL" in row["reason"]
     reported = agent.rows("probe_status", "probe = 'redis poller'", 2)
     assert [one["state"] for one in reported] == ["degraded", "attached"]
@@ -65,7 +65,7 @@ def test_a_credential_of_systemd_is_read_before_root_is_given_up(start: Callable
         (credentials / "redis").write_text("s3cr3t\n")
         config = f"{BASE}redis: {{url: '{server.url}', password_credential: redis}}\n"
         agent = start(config=config, env={"CREDENTIALS_DIRECTORY": str(credentials)}).ready()
-        row, *_ = agent.rows("queue_lag", "system = 'redis'", 1)
+        row, *_ = agent.some("queue_lag", "system = 'redis'")
         assert row["status"] == "ok"
         assert "s3cr3t" not in agent.log() + json.dumps(agent.status())
     finally:
@@ -107,7 +107,7 @@ def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent
         pair.caught_up()
         pair.link.cut()
         consumer.pipeline([("XADD", "jobs", "*", "k", "v" * 1000) for _ in range(23)])
-        assert agent.rows("queue_lag", "destination = 'jobs' AND lag_messages = 24", 1, limit_s=20)
+        assert agent.some("queue_lag", "destination = 'jobs' AND lag_messages = 24", limit_s=20)
         pair.fail_over()
         (finding, *_) = agent.until(lambda: found("entries_lost"))
         assert finding["cause"] == "failover"

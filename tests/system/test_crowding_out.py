@@ -23,6 +23,7 @@ import pytest
 
 from agent.binaries.gopcln import magics
 from tests.patience import PATIENCE, until
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 from tests.unit.hostile_elf import elf, note
 
@@ -102,25 +103,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def shake(tmp_path: Path) -> Callable[[Agent], int]:
     """Three handshakes of root's openssl with the system's library; how many of them the agent saw."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = self_signed(tmp_path)
 
     def make(agent: Agent) -> int:
         with socket.create_server(("127.0.0.1", 0)) as found:
@@ -167,7 +150,7 @@ def test_a_user_who_maps_many_libraries_takes_only_his_share_of_the_descriptors(
         examining = agent.status()["examining"]
         assert examining["probe_descriptors"] <= examining["probe_descriptors_limit"] * 3 // 4
         assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < DESCRIPTORS * 5 // 6  # some 300 are its own
-        rows = agent.rows("probe_status", "probe = 'tls:libssl.so.3'", 1)
+        rows = agent.some("probe_status", "probe = 'tls:libssl.so.3'")
         assert any("user 65534's share" in r["reason"] and "LimitNOFILE" in r["remedy"] for r in rows)
     whole(agent)
     assert "EMFILE" not in agent.log() and "Too many open files" not in agent.log()
