@@ -33,27 +33,8 @@ def talks(
         "rtt_max_us": 50,
         "srtt_us": 40,
     }
-    host.add(
-        "tcp_rtt",
-        len(t),
-        pid=pid,
-        comm=comm,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(to, "V18"),
-        saddr=np.frombuffer(to[:16], "V16"),
-        **shared,
-    )
-    host.add(
-        "tcp_rtt",
-        len(t),
-        pid=server,
-        comm=its,
-        role=code("tcp_rtt", "role", "server"),
-        sport=port,
-        saddr=np.frombuffer(to[:16], "V16"),
-        peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
-        **shared,
-    )
+    host.add("tcp_rtt", len(t), pid=pid, comm=comm, role="client", peer=to, saddr=to[:16], **shared)
+    host.add("tcp_rtt", len(t), pid=server, comm=its, role="server", sport=port, saddr=to[:16], peer=peer("127.0.0.1", 40000), **shared)
 
 
 def answers(
@@ -68,20 +49,7 @@ def answers(
     **more: object,
 ) -> None:
     t = times(a, b)
-    host.add(
-        "service_answer",
-        len(t),
-        t_ns=t,
-        pid=pid,
-        proc_start_ns=START,
-        netns=NETNS,
-        peer=np.frombuffer(to, "V18"),
-        protocol=protocol,
-        code=output,
-        count=n,
-        interval_ns=S,
-        **more,
-    )
+    host.add("service_answer", t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=to, protocol=protocol, code=output, count=n, interval_ns=S, **more)
 
 
 def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes = b"postgresql") -> Host:
@@ -191,44 +159,9 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     """gunicorn waits for a database that stands still: one finding, of the database."""
     host = chain(b"504")
     t = times(30, 35)
-    host.add(
-        "tcp_close",
-        len(t),
-        t_ns=t + S // 2,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
-        waited_ns=1_000_000_000,
-        bytes_in=0,
-    )
-    host.add(
-        "slow_syscall",
-        1,
-        t_ns=T0 + 34 * S,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        kind=code("slow_syscall", "kind", "waiting"),
-        peer=np.frombuffer(DATABASE_AT, "V18"),
-        syscall=b"recvfrom",
-        duration_ns=4 * S,
-    )
-    host.add(
-        "process_event",
-        2,
-        t_ns=T0 + np.array([30, 34]) * S,
-        pid=DATABASE,
-        proc_start_ns=START,
-        comm=b"postgres",
-        kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]),
-        signal=19,
-        sender_pid=31,
-        sender_comm=b"bash",
-    )
+    host.add("tcp_close", len(t), t_ns=t + S // 2, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0)
+    host.add("slow_syscall", at=34, pid=APP, tid=APP, comm=b"gunicorn", kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S)
+    host.add("process_event", 2, at=np.array([30, 34]), pid=DATABASE, comm=b"postgres", kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]), signal=19, sender_pid=31, sender_comm=b"bash")
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_stopped"}
     assert {f["culprit_pid"] for f in found} == {DATABASE}
@@ -250,19 +183,7 @@ def test_an_error_of_its_own_is_reported_as_such() -> None:
 def refused(errno: int = 111) -> Host:
     host = chain(b"502")
     t = times(30, 35)
-    host.add(
-        "tcp_connect",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        result=code("tcp_connect", "result", "failed"),
-        errno=errno,
-        duration_ns=90_000,
-    )
+    host.add("tcp_connect", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, result="failed", errno=errno, duration_ns=90_000)
     return host
 
 
@@ -274,18 +195,7 @@ def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
 
 def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
     host = refused()
-    host.add(
-        "process_event",
-        1,
-        t_ns=T0 + 30 * S - S // 100,
-        pid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        kind=code("process_event", "kind", "killed"),
-        signal=9,
-        sender_pid=31,
-        sender_comm=b"bash",
-    )
+    host.add("process_event", t_ns=T0 + 30 * S - S // 100, pid=APP, comm=b"gunicorn", kind="killed", signal=9, sender_pid=31, sender_comm=b"bash")
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_killed"}
     assert {f["culprit_pid"] for f in found} == {APP}
@@ -294,39 +204,14 @@ def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
 def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> None:
     host = chain(b"504")
     t = times(30, 35)
-    host.add(
-        "tcp_close",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
-        waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)),
-        bytes_in=0,
-    )
+    host.add("tcp_close", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
 def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
-    host.add(
-        "dns_lookup",
-        len(at),
-        t_ns=at,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
-        name=b"db.internal",
-        duration_ns=2 * S,
-        tries=2,
-        result=code("dns_lookup", "result", "timeout"),
-    )
+    host.add("dns_lookup", t_ns=at, pid=APP, tid=APP, comm=b"gunicorn", peer=peer("10.0.0.53", 53), name=b"db.internal", duration_ns=2 * S, tries=2, result="timeout")
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
 
@@ -347,20 +232,7 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     host = Host()
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
     t = times(0, UNTIL)
-    host.add(
-        "service_latency",
-        len(t),
-        t_ns=t,
-        pid=DATABASE,
-        proc_start_ns=START,
-        comm=b"redis-server",
-        netns=NETNS,
-        sport=5432,
-        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
-        requests=10,
-        interval_ns=S,
-        uid=SERVES,
-    )
+    host.add("service_latency", t_ns=t, pid=DATABASE, comm=b"redis-server", netns=NETNS, sport=5432, saddr=DATABASE_AT[:16], requests=10, interval_ns=S, uid=SERVES)
     answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", uid=ANOTHER)
     for pid, uid in enumerate(users, APP):
         answers(host, 30, 35, pid, DATABASE_AT, b"redis", output, uid=uid)

@@ -159,22 +159,7 @@ def test_the_lock_is_known_once_its_wait_is_over() -> None:
             "duration_ns": 4800 * MS,
         }
         call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
-        host.add(
-            "syscall_latency",
-            1,
-            t_ns=T0 + 34 * S + 990 * MS,
-            interval_ns=S,
-            pid=SHOP_PID,
-            proc_start_ns=START,
-            comm=b"shop",
-            syscall=b"flock",
-            count=1,
-            basis=code("syscall_latency", "basis", "blocked"),
-            kind=code("syscall_latency", "kind", "slow"),
-            sum_ns=4800 * MS,
-            max_ns=4800 * MS,
-            run_queue_ns=0,
-        )
+        host.add("syscall_latency", t_ns=T0 + 34 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, comm=b"shop", syscall=b"flock", count=1, basis="blocked", kind="slow", sum_ns=4800 * MS, max_ns=4800 * MS, run_queue_ns=0)
     answers(host, 35, UNTIL, n=1)
     (one,) = latest(run(host, UNTIL))
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("service_latency", "syscall", "flock")
@@ -191,19 +176,7 @@ def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_ow
 def test_a_process_that_was_stopped() -> None:
     host = stalled(calls=False)
     for at, kind in ((30.0, "stopped"), (31.38, "continued")):
-        host.add(
-            "process_event",
-            1,
-            t_ns=T0 + int(at * S),
-            pid=SHOP_PID,
-            tid=SHOP_PID,
-            proc_start_ns=START,
-            comm=b"shop",
-            kind=code("process_event", "kind", kind),
-            signal=19,
-            sender_pid=77,
-            sender_comm=b"kill",
-        )
+        host.add("process_event", at=at, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
     (one,) = found(host)
     assert one["cause"] == "process_stopped"
 
@@ -211,37 +184,14 @@ def test_a_process_that_was_stopped() -> None:
 def test_a_process_that_ended_in_order_had_answered() -> None:
     """One of a server's many: its session was over."""
     host = stalled(requests=20, calls=False)
-    host.add(
-        "process_event",
-        1,
-        t_ns=T0 + int(31.38 * S),
-        pid=SHOP_PID,
-        tid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        kind=code("process_event", "kind", "exited"),
-        exit_code=0,
-    )
+    host.add("process_event", at=31.38, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind="exited", exit_code=0)
     (one,) = found(host)
     assert one["cause"] == "unknown"
 
 
 def test_no_processor() -> None:
     host = stalled(calls=False)
-    host.add(
-        "cpu_wait",
-        1,
-        t_ns=T0 + 31 * S + 990 * MS,
-        interval_ns=S,
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        by_pid=55,
-        by_comm=b"burner",
-        count=300,
-        wait_ns=1300 * MS,
-        max_ns=20 * MS,
-    )
+    host.add("cpu_wait", t_ns=T0 + 31 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, comm=b"shop", by_pid=55, by_comm=b"burner", count=300, wait_ns=1300 * MS, max_ns=20 * MS)
     (one,) = found(host)
     assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("cpu", "preempted", "burner")
 

@@ -16,20 +16,7 @@ OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
 
 
 def held(host: Host, second: int, calls: int, each_ms: float) -> None:
-    host.add(
-        "syscall_latency",
-        1,
-        t_ns=T0 + second * S + 990 * MS,
-        interval_ns=S,
-        syscall=b"fsync",
-        count=calls,
-        sum_ns=int(calls * each_ms * MS),
-        max_ns=int(each_ms * MS),
-        run_queue_ns=0,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
-        **OWN,
-    )
+    host.add("syscall_latency", t_ns=T0 + second * S + 990 * MS, interval_ns=S, syscall=b"fsync", count=calls, sum_ns=int(calls * each_ms * MS), max_ns=int(each_ms * MS), run_queue_ns=0, basis="blocked", kind="slow", **OWN)
 
 
 def host(
@@ -77,20 +64,7 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
     of, seen = host(4, 220), list[Correlator]()
     of.made = [Batch(b.table, b.rows[b.rows["t_ns"] >= T0 + 12 * S]) for b in of.made]
     for second in range(30):
-        of.add(
-            "syscall_latency",
-            60,
-            t_ns=T0 + second * S,
-            pid=50_000 + second * 60 + np.arange(60),
-            proc_start_ns=T0 + (second - 1) * S,
-            comm=b"cc1",
-            interval_ns=S,
-            count=3,
-            sum_ns=MS,
-            max_ns=MS,
-            basis=code("syscall_latency", "basis", "blocked"),
-            kind=code("syscall_latency", "kind", "slow"),
-        )
+        of.add("syscall_latency", 60, at=second, pid=50_000 + second * 60 + np.arange(60), proc_start_ns=T0 + (second - 1) * S, comm=b"cc1", interval_ns=S, count=3, sum_ns=MS, max_ns=MS, basis="blocked", kind="slow")
     (one,) = [f for f in latest(run(of, UNTIL, each=seen.append)) if f["symptom"] == "blocked_time"]
     assert one["culprit_object"] == "/dev/sdb" and seen[-1].losses()["subjects"] == 0
 
@@ -120,33 +94,13 @@ def test_processes_that_write_as_they_please() -> None:
         for k in range(10):
             calls = int(rng.pareto(1.1) * 5) if rng.random() < 0.5 else 0
             times = rng.lognormal(np.log(6 * MS), 0.8, min(calls, 400))
-            of.add(
-                "syscall_latency",
-                1,
-                t_ns=T0 + second * S,
-                interval_ns=S,
-                syscall=b"write",
-                count=len(times),
-                sum_ns=int(times.sum()),
-                basis=code("syscall_latency", "basis", "blocked"),
-                kind=code("syscall_latency", "kind", "slow"),
-                **OWN | {"pid": PID + k},
-            )
+            of.add("syscall_latency", at=second, interval_ns=S, syscall=b"write", count=len(times), sum_ns=int(times.sum()), basis="blocked", kind="slow", **OWN | {"pid": PID + k})
     assert latest(run(of, 600, every_ms=1000)) == []
 
 
 def test_an_end_does_not_explain_what_was_before_it() -> None:
     of = host(4, 220)
-    of.add(
-        "process_event",
-        1,
-        t_ns=T0 + 36 * S,
-        **OWN,
-        kind=code("process_event", "kind", "exited"),
-        exit_code=0,
-        signal=15,
-        sender_pid=77,
-    )
+    of.add("process_event", at=36, **OWN, kind="exited", exit_code=0, signal=15, sender_pid=77)
     (one,) = found(of)
     assert one["cause"] == "syscall"
 

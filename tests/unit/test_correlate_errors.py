@@ -24,16 +24,7 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
         host.decisions(a, b, **failed)
     if connects:
         n = 20
-        host.add(
-            "tcp_connect",
-            n,
-            t_ns=T0 + 30 * S + np.arange(n) * S // 10,
-            pid=APP_PID,
-            proc_start_ns=START,
-            peer=PEER,
-            result=code("tcp_connect", "result", "failed"),
-            errno=111,
-        )
+        host.add("tcp_connect", n, t_ns=T0 + 30 * S + np.arange(n) * S // 10, pid=APP_PID, peer=PEER, result="failed", errno=111)
     return host
 
 

@@ -59,19 +59,7 @@ def test_where_80_ms_is_usual_half_a_second_is_not() -> None:
 
 
 def decision(host: Host, at: float, ms: float, limiter: bytes = b"api") -> None:
-    host.add(
-        "limiter_decision",
-        1,
-        t_ns=T0 + int(at * S),
-        pid=APP_PID,
-        tid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        limiter_id=limiter,
-        library=b"own",
-        cost=1.0,
-        duration_ns=int(ms * MS),
-    )
+    host.add("limiter_decision", at=at, pid=APP_PID, tid=APP_PID, comm=b"python3", limiter_id=limiter, library=b"own", cost=1.0, duration_ns=int(ms * MS))
 
 
 def stalls_of(host: Host, until: float) -> list[tuple[float, float]]:

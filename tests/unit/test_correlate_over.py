@@ -13,18 +13,7 @@ LIMITER_PID, NEXT_PID = 777, 901
 
 
 def connects(host: Host, at: np.ndarray, ms: float) -> None:
-    host.add(
-        "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        tid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        peer=PEER,
-        result=code("tcp_connect", "result", "ok"),
-        duration_ns=int(ms * MS),
-    )
+    host.add("tcp_connect", at=at, pid=APP_PID, tid=APP_PID, comm=b"python3", peer=PEER, result="ok", duration_ns=int(ms * MS))
 
 
 def burst(out: float) -> Host:
@@ -44,22 +33,7 @@ def burst(out: float) -> Host:
         )
     for a, b, pid, start in ((0, 21, LIMITER_PID, START), (23, 60, LIMITER_PID + 5, T0 + int(22.1 * S))):
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
-        host.add(
-            "tcp_rtt",
-            len(t),
-            t_ns=t,
-            pid=pid,
-            proc_start_ns=start,
-            comm=b"lab-api",
-            role=code("tcp_rtt", "role", "client"),
-            peer=PEER,
-            samples=30,
-            rtt_sum_us=1350,
-            rtt_min_us=40,
-            rtt_max_us=50,
-            srtt_us=45,
-            interval_ns=S,
-        )
+        host.add("tcp_rtt", t_ns=t, pid=pid, proc_start_ns=start, comm=b"lab-api", role="client", peer=PEER, rtt=(30, 40, 45, 50), interval_ns=S)
     late = np.arange(8) * 0.4 + 0.4
     host.queue(
         30,
@@ -88,22 +62,7 @@ def stalled(end: float, **event_columns: object) -> Host:
     """
     host = Host(1).healthy(0, 30)
     event(host, "killed", end, signal=15)
-    host.add(
-        "tcp_rtt",
-        30,
-        t_ns=T0 + (np.arange(30, 60) * S).astype(np.int64),
-        pid=NEXT_PID,
-        comm=b"redis-server",
-        role=code("tcp_rtt", "role", "server"),
-        sport=6399,
-        peer=PEER,
-        samples=10,
-        rtt_sum_us=450,
-        rtt_max_us=50,
-        rtt_min_us=40,
-        srtt_us=45,
-        **({"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns),
-    )
+    host.add("tcp_rtt", 30, at=np.arange(30, 60), pid=NEXT_PID, comm=b"redis-server", role="server", sport=6399, peer=PEER, rtt=(10, 40, 45, 50), **{"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns)
     host.stalled_decision(31.4, 1.4)
     host.rtt(30, 31.4, us=1_300_000, every=0.5)
     for part in (host.decisions, host.rtt, host.accept, host.web):

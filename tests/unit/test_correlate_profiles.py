@@ -72,41 +72,11 @@ def disk(
 
 
 def writer(pid: int, comm: bytes, mb: float) -> Callable[[Host], None]:
-    return lambda host: host.add(
-        "block_io",
-        1,
-        t_ns=END,
-        interval_ns=3 * S,
-        pid=pid,
-        comm=comm,
-        device=b"sda",
-        op=code("block_io", "op", "write"),
-        count=5,
-        unfinished=0,
-        bytes=int(mb * MB),
-        sum_ns=S,
-        max_ns=S,
-        queued_ns=0,
-    )
+    return lambda host: host.add("block_io", t_ns=END, interval_ns=3 * S, pid=pid, comm=comm, device=b"sda", op="write", count=5, unfinished=0, bytes=int(mb * MB), sum_ns=S, max_ns=S, queued_ns=0)
 
 
 def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[[Host], None]:
-    return lambda host: host.add(
-        "lock_contention",
-        1,
-        t_ns=END,
-        interval_ns=3 * S,
-        pid=pid,
-        proc_start_ns=START,
-        comm=b"python3",
-        lock=b"taken by ext4_write",
-        kind=b"write",
-        path=code("lock_contention", "path", path),
-        count=7,
-        sum_ns=int(2 * wait_ms * MS),
-        max_ns=int(wait_ms * MS),
-        kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write",
-    )
+    return lambda host: host.add("lock_contention", t_ns=END, interval_ns=3 * S, pid=pid, comm=b"python3", lock=b"taken by ext4_write", kind=b"write", path=path, count=7, sum_ns=int(2 * wait_ms * MS), max_ns=int(wait_ms * MS), kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write")
 
 
 def test_a_disk_that_takes_long_itself_is_the_cause() -> None:
@@ -140,22 +110,7 @@ def test_where_it_slept_is_evidence() -> None:
             (b"io_schedule;folio_wait_bit;folio_wait_writeback;ext4_sync_file;do_fsync", S),
             (b"else", MS),
         ):
-            host.add(
-                "off_cpu",
-                1,
-                t_ns=END,
-                interval_ns=3 * S,
-                pid=APP_PID,
-                proc_start_ns=START,
-                comm=b"python3",
-                state=code("off_cpu", "state", "uninterruptible"),
-                kind=code("off_cpu", "kind", "slow"),
-                syscall=b"fsync",
-                count=3,
-                sum_ns=ns,
-                max_ns=ns,
-                kernel_stack=stack,
-            )
+            host.add("off_cpu", t_ns=END, interval_ns=3 * S, pid=APP_PID, comm=b"python3", state="uninterruptible", kind="slow", syscall=b"fsync", count=3, sum_ns=ns, max_ns=ns, kernel_stack=stack)
 
     one = stalled(slept)
     entry = next(e for e in one["evidence"] if e["table"] == "off_cpu")  # type: ignore[attr-defined]
@@ -205,16 +160,7 @@ def test_a_lock_of_the_kernels_reports_more_than_the_call_that_waited_for_it(
 
 
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
-    host.add(
-        "syn_ack",
-        1,
-        t_ns=END,
-        interval_ns=3 * S,
-        sport=port,
-        count=40,
-        sum_ns=int(9 * slowest_ms * MS),
-        max_ns=int(slowest_ms * MS),
-    )
+    host.add("syn_ack", t_ns=END, interval_ns=3 * S, sport=port, count=40, sum_ns=int(9 * slowest_ms * MS), max_ns=int(slowest_ms * MS))
 
 
 def test_syns_that_the_hosts_own_locks_keep_waiting() -> None:
@@ -242,22 +188,7 @@ def test_slow_connects_to_a_server_of_this_host_whose_syn_acks_are_late(here: bo
     _syns(host, 900, 443)
     lock(800, path="handshake")(host)
     if here:
-        host.add(
-            "tcp_rtt",
-            60,
-            t_ns=T0 + np.arange(60) * S,
-            pid=WEB_PID,
-            proc_start_ns=START,
-            comm=b"nginx",
-            role=code("tcp_rtt", "role", "server"),
-            netns=4026531840,
-            saddr=np.frombuffer(API[:16], "V16"),
-            sport=443,
-            peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"),
-            samples=1,
-            rtt_sum_us=50,
-            srtt_us=50,
-        )
+        host.add("tcp_rtt", at=np.arange(60), pid=WEB_PID, comm=b"nginx", role="server", netns=4026531840, saddr=API[:16], sport=443, peer=peer("10.0.0.9", 40000), samples=1, rtt_sum_us=50, srtt_us=50)
     reported = list[tuple[tuple[int, int | None], ...]]()
     found = latest(
         run(
@@ -297,7 +228,7 @@ def test_a_disk_is_less_sure_where_processors_are_short() -> None:
     at = T0 + np.arange(31, 36) * S
 
     def short(host: Host) -> None:
-        host.add("cpu_wait", len(at), t_ns=at, pid=5, proc_start_ns=START, interval_ns=S, wait_ns=3 * S)
+        host.add("cpu_wait", t_ns=at, pid=5, interval_ns=S, wait_ns=3 * S)
 
     sure, less = (float(str(stalled(disk(max_ms=900, each_ms=300), *also)["confidence"])) for also in ((), (short,)))
     assert less < 0.7 * sure

@@ -24,22 +24,7 @@ def talk(host: Host, a: float, b: float, *who: bytes) -> None:
     """Consumers that exchange 30 segments a second with the server."""
     t = T0 + (np.arange(a, b) * S).astype(np.int64)
     for comm in who:
-        host.add(
-            "tcp_rtt",
-            len(t),
-            t_ns=t,
-            pid=CONSUMERS[comm],
-            proc_start_ns=START,
-            comm=comm,
-            role=code("tcp_rtt", "role", "client"),
-            peer=PEER,
-            samples=30,
-            rtt_sum_us=1350,
-            rtt_min_us=40,
-            rtt_max_us=50,
-            srtt_us=45,
-            interval_ns=S,
-        )
+        host.add("tcp_rtt", t_ns=t, pid=CONSUMERS[comm], comm=comm, role="client", peer=PEER, rtt=(30, 40, 45, 50), interval_ns=S)
 
 
 def well(a: float, b: float, host: Host | None = None, **more: Any) -> Host:
@@ -249,17 +234,7 @@ def test_consumers_that_get_no_cpu_are_reported_from_slow_ones(waits_ns: int, ca
     talk(host, 30, 36, *CONSUMERS)
     t = T0 + np.arange(0, UNTIL) * S
     for pid in CONSUMERS.values():
-        host.add(
-            "syscall_latency",
-            len(t),
-            t_ns=t,
-            pid=pid,
-            proc_start_ns=START,
-            comm=b"worker",
-            basis=code("syscall_latency", "basis", "blocked"),
-            interval_ns=S,
-            run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000,
-        )
+        host.add("syscall_latency", t_ns=t, pid=pid, comm=b"worker", basis="blocked", interval_ns=S, run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000)
     well(36, UNTIL, host)
     (finding,) = found(host)
     assert finding["cause"] == cause

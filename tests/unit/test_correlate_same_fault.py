@@ -20,49 +20,14 @@ def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: 
     """Each of its processes serves clients."""
     for second in range(UNTIL):
         for pid in pids:
-            host.add(
-                "tcp_rtt",
-                1,
-                t_ns=T0 + second * S + pid,
-                pid=pid,
-                proc_start_ns=START,
-                comm=comm,
-                role=code("tcp_rtt", "role", "server"),
-                netns=1,
-                saddr=DATABASE[:16],
-                sport=port,
-                peer=peer("10.0.0.3", 40000 + pid),
-                cgroup_id=4711,
-                samples=10,
-                rtt_sum_us=450,
-                rtt_max_us=50,
-                rtt_min_us=40,
-                srtt_us=45,
-            )
+            host.add("tcp_rtt", t_ns=T0 + second * S + pid, pid=pid, comm=comm, role="server", netns=1, saddr=DATABASE[:16], sport=port, peer=peer("10.0.0.3", 40000 + pid), cgroup_id=4711, rtt=(10, 40, 45, 50))
     return host
 
 
 def client(host: Host, pid: int = SHOP_PID, port: int = 5432, comm: bytes = b"shop") -> None:
     to = peer("10.0.0.2", port)
     for second in range(UNTIL):
-        host.add(
-            "tcp_rtt",
-            1,
-            t_ns=T0 + second * S + 7,
-            pid=pid,
-            proc_start_ns=START,
-            comm=comm,
-            role=code("tcp_rtt", "role", "client"),
-            netns=1,
-            saddr=peer("10.0.0.3", 1)[:16],
-            sport=40000 + pid,
-            peer=to,
-            samples=10,
-            rtt_sum_us=450,
-            rtt_max_us=50,
-            rtt_min_us=40,
-            srtt_us=45,
-        )
+        host.add("tcp_rtt", t_ns=T0 + second * S + 7, pid=pid, comm=comm, role="client", netns=1, saddr=peer("10.0.0.3", 1)[:16], sport=40000 + pid, peer=to, rtt=(10, 40, 45, 50))
 
 
 def stop(host: Host, pids: range = CLUSTER, comm: bytes = b"postgres", at: float = AT, apart_s: float = 0.0005) -> None:
@@ -219,36 +184,12 @@ def test_who_was_late_before_it_is_another_fault() -> None:
 
 def refused(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add(
-        "tcp_connect",
-        n,
-        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        netns=1,
-        peer=DATABASE,
-        result=code("tcp_connect", "result", "failed"),
-        errno=111,
-        duration_ns=40_000,
-    )
+    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, comm=b"shop", netns=1, peer=DATABASE, result="failed", errno=111, duration_ns=40_000)
 
 
 def connects(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add(
-        "tcp_connect",
-        n,
-        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        netns=1,
-        peer=DATABASE,
-        result=code("tcp_connect", "result", "ok"),
-        errno=0,
-        duration_ns=90_000,
-    )
+    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, comm=b"shop", netns=1, peer=DATABASE, result="ok", errno=0, duration_ns=90_000)
 
 
 def test_connects_that_a_server_refuses_that_was_killed_are_the_same_fault() -> None:

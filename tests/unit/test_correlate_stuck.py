@@ -31,25 +31,7 @@ def queues(
     if unread is not None:
         ends.append((READER_PID, b"reader", READER, WRITER, "client" if serves else "server", 0, unread))
     for pid, comm, here, there, role, send, recv in ends:
-        host.add(
-            "socket_queue",
-            len(at),
-            t_ns=T0 + (at * S).astype(np.int64),
-            pid=pid,
-            proc_start_ns=START,
-            comm=comm,
-            sock_id=pid,
-            netns=NETNS,
-            kind=code("socket_queue", "kind", "connection"),
-            role=code("socket_queue", "role", role),
-            saddr=np.frombuffer(here[:16], "V16"),
-            sport=int.from_bytes(here[16:], "little"),
-            peer=np.frombuffer(there, "V18"),
-            send_q_bytes=send,
-            recv_q_bytes=recv,
-            acked_bytes=acked,
-            shut_ns=((at - at[0]) * S).astype(np.int64) if shut_ns is None else shut_ns,
-        )
+        host.add("socket_queue", at=at, pid=pid, comm=comm, sock_id=pid, netns=NETNS, kind="connection", role=role, saddr=here[:16], sport=int.from_bytes(here[16:], "little"), peer=there, send_q_bytes=send, recv_q_bytes=recv, acked_bytes=acked, shut_ns=((at - at[0]) * S).astype(np.int64) if shut_ns is None else shut_ns)
 
 
 SHUT = np.arange(30, 40) + 0.3

@@ -46,19 +46,7 @@ def failing(host: Host) -> dict[str, object]:
 def given_up(host: Host, a: float, b: float) -> None:
     """By a proxy, each second."""
     t = times(a, b)
-    host.add(
-        "tcp_close",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
-        waited_ns=700_000_000,
-        bytes_in=0,
-    )
+    host.add("tcp_close", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=700_000_000, bytes_in=0)
 
 
 def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
@@ -72,19 +60,7 @@ def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
 def test_who_is_refused_all_the_time_is_not_why() -> None:
     """A collector of traces that is not there, asked for each second."""
     host, t = chain(b"503"), times(0, UNTIL)
-    host.add(
-        "tcp_connect",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(peer("127.0.0.1", 4317), "V18"),
-        result=code("tcp_connect", "result", "failed"),
-        errno=errno.ECONNREFUSED,
-        duration_ns=90_000,
-    )
+    host.add("tcp_connect", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=peer("127.0.0.1", 4317), result="failed", errno=errno.ECONNREFUSED, duration_ns=90_000)
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("server_error", PROXY)
     assert "fail no more than usual" in str(found["sentence"])
@@ -101,20 +77,7 @@ def test_who_is_given_up_all_the_time_is_not_why() -> None:
 def test_who_asks_for_names_that_there_are_not_all_the_time_does_not_fail_by_it(usual: bool) -> None:
     """As where a list of domains is tried out, or a list of bad hosts asked."""
     host, t = chain(b"503"), times(0 if usual else 30, 35)
-    host.add(
-        "dns_lookup",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        tid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
-        name=b"app.shop.svc.cluster.local",
-        duration_ns=900_000,
-        tries=1,
-        result=code("dns_lookup", "result", "nxdomain"),
-    )
+    host.add("dns_lookup", t_ns=t, pid=PROXY, tid=PROXY, comm=b"nginx", peer=peer("10.0.0.53", 53), name=b"app.shop.svc.cluster.local", duration_ns=900_000, tries=1, result="nxdomain")
     assert failing(host)["cause"] == ("server_error" if usual else "dns")
 
 
@@ -125,19 +88,7 @@ def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     given_up(host, 30, 35)
     t = times(0 if usual else 30, 35)
-    host.add(
-        "slow_syscall",
-        len(t),
-        t_ns=t,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        kind=code("slow_syscall", "kind", "waiting"),
-        peer=PEER,
-        syscall=b"recvfrom",
-        duration_ns=S,
-    )
+    host.add("slow_syscall", t_ns=t, pid=APP, tid=APP, comm=b"gunicorn", kind="waiting", peer=PEER, syscall=b"recvfrom", duration_ns=S)
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("broker_slow", APP if usual else CACHE)
     output = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn pid 720 at 127.0.0.1:8000 waiting"
@@ -164,34 +115,8 @@ def test_one_of_several_that_ends_in_order_is_not_why(others: bool) -> None:
     """A database with a process for each client, one of which leaves."""
     host, left = chain(b"500", b"500", b"53300"), 731
     t = times(0, 31) + S // 10
-    host.add(
-        "tcp_rtt",
-        len(t),
-        t_ns=t,
-        pid=left,
-        proc_start_ns=START,
-        comm=b"postgres",
-        role=code("tcp_rtt", "role", "server"),
-        netns=NETNS,
-        sport=5432,
-        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
-        peer=np.frombuffer(peer("127.0.0.1", 40001), "V18"),
-        samples=10,
-        rtt_sum_us=400,
-        rtt_min_us=30,
-        rtt_max_us=50,
-        srtt_us=40,
-    )
-    host.add(
-        "process_event",
-        1,
-        t_ns=T0 + 31 * S + S // 2,
-        pid=left if others else DATABASE,
-        proc_start_ns=START,
-        comm=b"postgres",
-        kind=code("process_event", "kind", "exited"),
-        exit_code=0 if others else 1,
-    )
+    host.add("tcp_rtt", t_ns=t, pid=left, comm=b"postgres", role="server", netns=NETNS, sport=5432, saddr=DATABASE_AT[:16], peer=peer("127.0.0.1", 40001), rtt=(10, 30, 40, 50))
+    host.add("process_event", t_ns=T0 + 31 * S + S // 2, pid=left if others else DATABASE, comm=b"postgres", kind="exited", exit_code=0 if others else 1)
     found = failing(host)
     assert (found["cause"] == "resource_limit") is others
 
@@ -232,19 +157,7 @@ def test_what_is_polled_on_this_host_s_loopback_is_not_a_container_s(home: int) 
     host = Host()
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     t = times(0, UNTIL)
-    host.add(
-        "socket_queue",
-        len(t),
-        t_ns=t,
-        pid=1,
-        proc_start_ns=START,
-        comm=b"sshd",
-        kind=code("socket_queue", "kind", "accept"),
-        netns=home,
-        sport=22,
-        limit=99,
-        queue=0,
-    )
+    host.add("socket_queue", t_ns=t, pid=1, comm=b"sshd", kind="accept", netns=home, sport=22, limit=99, queue=0)
     answers(host, 0, 30, APP, CACHE_AT, b"redis")
     answers(host, 30, 35, APP, CACHE_AT, b"redis", b"ERR")
     answers(host, 35, UNTIL, APP, CACHE_AT, b"redis")
