@@ -1,10 +1,8 @@
-"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again; gone with the
-agent.
+"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import hiredis
 
 from agent.common.resp import RedisUrl, RespClient
 from tests.servers.test_redis_failover import Pair
-from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 
 BASE = "prometheus: ''\n"
@@ -54,29 +51,6 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
     (last,) = agent.until(lambda: brokers(agent))
     assert agent.stop() == 130
     assert not os.path.exists(f"/proc/{last}")
-
-
-def test_a_credential_of_systemd_is_read_before_root_is_given_up(start: Callable[..., Agent], tmp_path: Path) -> None:
-    (tmp_path / "server").mkdir()
-    server = Redis(tmp_path / "server", "--requirepass", "s3cr3t")
-    try:
-        credentials = tmp_path / "credentials"
-        credentials.mkdir(mode=0o700)
-        (credentials / "redis").write_text("s3cr3t\n")
-        config = f"{BASE}redis: {{url: '{server.url}', password_credential: redis}}\n"
-        agent = start(config=config, env={"CREDENTIALS_DIRECTORY": str(credentials)}).ready()
-        row, *_ = agent.some("queue_lag", "system = 'redis'")
-        assert row["status"] == "ok"
-        assert "s3cr3t" not in agent.log() + json.dumps(agent.status())
-    finally:
-        server.end()
-
-
-def test_it_ends_with_an_agent_that_is_killed(start: Callable[..., Agent]) -> None:
-    agent = start(config=f"{BASE}redis: ['redis://127.0.0.1:1']\n").ready()
-    (pid,) = brokers(agent)
-    agent.stop(signal.SIGKILL)
-    agent.until(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent], tmp_path: Path) -> None:
