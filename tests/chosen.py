@@ -30,7 +30,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
-    "tests/system/test_lab_brokers.py::test_faults_of_a_broker_have_an_impact_and_their_cause_is_found": "celery*",
+    "tests/system/test_lab_brokers.py::test_faults_of_a_broker_have_an_impact_and_their_cause_is_found": "celery*0",
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     "tests/kernel/test_tls_memory.py::test_an_event_loop": "asyncio*",
     "tests/servers/test_otlp_collector.py::test_counts_in_the_collectors_file": "gzip-*",
@@ -53,7 +53,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/system/test_stopped_consumer.py::test_a_stopped_consumer_is_a_finding_that_names_it": "nats",
     "tests/system/test_celery.py::test_a_worker_that_ends_is_a_finding_about_its_queue": None,
     "tests/system/test_celery.py::test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue": None,
-    # from a state of Redis to its finding; test_redis_gone.py and test_redis_failover.py have the states, tests/unit the rules
+    # from a state of Redis to its finding; test_redis_gone.py, test_redis_failover.py and tests/unit have the parts
     "tests/system/test_brokers.py::test_a_deleted_group_and_a_fail_over_are_findings": None,
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,
