@@ -42,7 +42,7 @@ class Host:
         self.rng = np.random.default_rng(seed)
         self.made: list[Batch] = []
 
-    def add(self, table: str, n: int | None = None, *, at: Any = None, rtt: Any = None, **columns: object) -> None:
+    def add(self, table: str, n: int | None = None, /, *, at: Any = None, rtt: Any = None, **columns: object) -> None:
         """Rows of a table, as many as their times unless ``n`` is given. at: seconds after T0. rtt: samples, and their
         least, mean and greatest in us. A column whose values have names is given one. A process whose start is not
         given began at START.

@@ -12,6 +12,8 @@ from tests.unit.correlate_scenarios import APP_PID, REDIS, START, T0, UNTIL, Hos
 CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
 NETNS = 4026531840
 PROXY_AT, APP_AT, DATABASE_AT = (peer("127.0.0.1", port) for port in (8080, 8000, 5432))
+NGINX = {"pid": PROXY, "comm": b"nginx", "netns": NETNS}
+GUNICORN = {"pid": APP, "tid": APP, "comm": b"gunicorn"}
 
 
 def times(a: float, b: float) -> np.ndarray:
@@ -159,8 +161,8 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     """gunicorn waits for a database that stands still: one finding, of the database."""
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", len(t), t_ns=t + S // 2, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0)
-    host.add("slow_syscall", at=34, pid=APP, tid=APP, comm=b"gunicorn", kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S)
+    host.add("tcp_close", len(t), t_ns=t + S // 2, **NGINX, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0)
+    host.add("slow_syscall", at=34, **GUNICORN, kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S)
     host.add("process_event", 2, at=np.array([30, 34]), pid=DATABASE, comm=b"postgres", kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]), signal=19, sender_pid=31, sender_comm=b"bash")
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_stopped"}
@@ -183,7 +185,7 @@ def test_an_error_of_its_own_is_reported_as_such() -> None:
 def refused(errno: int = 111) -> Host:
     host = chain(b"502")
     t = times(30, 35)
-    host.add("tcp_connect", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, result="failed", errno=errno, duration_ns=90_000)
+    host.add("tcp_connect", t_ns=t, **NGINX, peer=APP_AT, result="failed", errno=errno, duration_ns=90_000)
     return host
 
 
@@ -204,14 +206,14 @@ def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
 def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> None:
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)
+    host.add("tcp_close", t_ns=t, **NGINX, peer=APP_AT, role="client", waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
 def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
-    host.add("dns_lookup", t_ns=at, pid=APP, tid=APP, comm=b"gunicorn", peer=peer("10.0.0.53", 53), name=b"db.internal", duration_ns=2 * S, tries=2, result="timeout")
+    host.add("dns_lookup", t_ns=at, **GUNICORN, peer=peer("10.0.0.53", 53), name=b"db.internal", duration_ns=2 * S, tries=2, result="timeout")
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
 

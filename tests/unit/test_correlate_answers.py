@@ -10,6 +10,7 @@ import pytest
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, peer, run
 
 SHOP_PID, PORT, TICK = 1700, 8080, 4 * MS
+SHOP = {"pid": SHOP_PID, "tid": SHOP_PID, "comm": b"shop"}
 
 
 def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 0, **columns: object) -> None:
@@ -176,7 +177,7 @@ def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_ow
 def test_a_process_that_was_stopped() -> None:
     host = stalled(calls=False)
     for at, kind in ((30.0, "stopped"), (31.38, "continued")):
-        host.add("process_event", at=at, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
+        host.add("process_event", at=at, **SHOP, kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
     (one,) = found(host)
     assert one["cause"] == "process_stopped"
 
@@ -184,7 +185,7 @@ def test_a_process_that_was_stopped() -> None:
 def test_a_process_that_ended_in_order_had_answered() -> None:
     """One of a server's many: its session was over."""
     host = stalled(requests=20, calls=False)
-    host.add("process_event", at=31.38, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind="exited", exit_code=0)
+    host.add("process_event", at=31.38, **SHOP, kind="exited", exit_code=0)
     (one,) = found(host)
     assert one["cause"] == "unknown"
 

@@ -39,6 +39,7 @@ from tests.unit.correlate_scenarios import (
     syscall,
     tls,
 )
+REDIS_SERVER = {"pid": 900, "comm": b"redis-server"}
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
@@ -342,7 +343,7 @@ def test_a_server_that_gets_no_cpu_is_not_slow_itself() -> None:
     host = around_stall(lambda h: h.stalled_decision(31.4, 1.4))
     t = T0 + np.arange(0, 45) * S
     queued = np.where((t >= T0 + 30 * S) & (t <= T0 + 32 * S), 700 * MS, 20 * MS)
-    host.add("syscall_latency", t_ns=t, pid=900, comm=b"redis-server", basis="blocked", kind="waiting", max_ns=0, run_queue_ns=queued)
+    host.add("syscall_latency", t_ns=t, **REDIS_SERVER, basis="blocked", kind="waiting", max_ns=0, run_queue_ns=queued)
     found = latest(run(host, UNTIL))
     assert [f["cause"] for f in found] == ["cpu"], [f["sentence"] for f in found]
     assert "redis-server" in str(found[0]["sentence"])

@@ -25,6 +25,7 @@ from tests.unit.correlate_scenarios import (
 
 NAMES = peer("10.0.0.53", 53)
 OTHER = peer("10.0.0.54", 53)
+UNBOUND = {"pid": 853, "comm": b"unbound"}
 
 
 def wait(host: Host, until_s: float, seconds: float, of: bytes = NAMES) -> None:
@@ -41,7 +42,7 @@ def wait(host: Host, until_s: float, seconds: float, of: bytes = NAMES) -> None:
 
 def serves(host: Host) -> None:
     """Who listens on the name server's port, as it does by TCP."""
-    host.add("socket_queue", at=np.arange(UNTIL), pid=853, comm=b"unbound", kind="accept", saddr=NAMES[:16], sport=53, queue=0, limit=128)
+    host.add("socket_queue", at=np.arange(UNTIL), **UNBOUND, kind="accept", saddr=NAMES[:16], sport=53, queue=0, limit=128)
 
 
 def connects(

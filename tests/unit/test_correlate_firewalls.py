@@ -16,6 +16,7 @@ AT_V = np.frombuffer(AT, "V18")
 #: How long connects took on Linux 6.18 that began each 0.4 s, to a neighbour that was not there: each until it was
 #: asked for in vain.
 BY_ARP = np.resize(np.array([3074, 2674, 2274, 1873, 1474, 1073, 672, 273]) * 1_000_000, 5 * UNTIL)
+CURL = {"pid": CLIENT, "netns": HERE}
 
 
 def refused(
@@ -40,15 +41,15 @@ def refused(
         "srtt_us": 40,
     }
     well = t[~bad]
-    host.add("tcp_rtt", t_ns=well, pid=CLIENT, netns=HERE, role="client", peer=AT_V, **shared)
+    host.add("tcp_rtt", t_ns=well, **CURL, role="client", peer=AT_V, **shared)
     if here:
         host.add("tcp_rtt", t_ns=well, pid=SERVER, netns=THERE, comm=b"python3", role="server", sport=8000, saddr=AT[:16], peer=peer("10.1.2.1", 40000), **shared)
     result = np.where(bad, code("tcp_connect", "result", "failed"), code("tcp_connect", "result", "ok"))
     host.add("tcp_connect", t_ns=t, pid=CLIENT, comm=b"curl", netns=HERE, peer=AT_V, result=result, errno=np.where(bad, number, -(2**63)), duration_ns=np.where(bad, took_ns, 90_000))
     n = int(bad.sum())
-    host.add("tcp_reset", at=9, pid=CLIENT, netns=HERE, peer=peer("10.9.9.9", 80), direction="received", complete=complete)
+    host.add("tcp_reset", at=9, **CURL, peer=peer("10.9.9.9", 80), direction="received", complete=complete)
     if received:
-        host.add("tcp_reset", n, t_ns=t[bad], pid=CLIENT, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"), saddr=peer("10.1.2.1", 0)[:16], sport=40000, direction="received", complete=complete)
+        host.add("tcp_reset", n, t_ns=t[bad], **CURL, peer=AT_V, role=code("tcp_rtt", "role", "client"), saddr=peer("10.1.2.1", 0)[:16], sport=40000, direction="received", complete=complete)
     if sent:
         host.add("tcp_reset", n, t_ns=t[bad] - 10_000, netns=THERE, saddr=AT[:16], sport=sport, peer=peer("10.1.2.1", 40000), direction="sent", complete=complete)
     return host
@@ -60,7 +61,7 @@ def decides(host: Host) -> Host:
     bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
     host.add("limiter_decision", len(t), t_ns=t + 1_000_000, pid=CLIENT, tid=CLIENT, comm=b"curl", limiter_id=b"api", library=b"own", cost=1.0, result=np.where(bad, code("limiter_decision", "result", "error"), 0), duration_ns=1_200_000)
     well = t[~bad][::5]
-    host.add("tcp_reset", t_ns=well, pid=CLIENT, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"), sport=40000, saddr=peer("10.1.2.1", 0)[:16], direction="received", complete=True)
+    host.add("tcp_reset", t_ns=well, **CURL, peer=AT_V, role=code("tcp_rtt", "role", "client"), sport=40000, saddr=peer("10.1.2.1", 0)[:16], direction="received", complete=True)
     return host
 
 

@@ -10,6 +10,7 @@ from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code
 API = peer("10.0.0.2", 443)
 UNTIL = 60
 BAD = np.arange(30, 36, 0.25)
+CURL = {"pid": APP_PID, "comm": b"curl", "netns": 1}
 
 
 def handshakes(
@@ -99,7 +100,7 @@ def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float =
     if round_trip_ms is not None:
         at = np.arange(0, UNTIL) + 0.9
         us = np.where((at > 30) & (at < 36), round_trip_ms * 1000, 200).astype(np.int64)
-        host.add("tcp_rtt", at=at, pid=APP_PID, comm=b"curl", netns=1, role="client", peer=API, rtt=(20, us, us, us), interval_ns=S)
+        host.add("tcp_rtt", at=at, **CURL, role="client", peer=API, rtt=(20, us, us, us), interval_ns=S)
     return host
 
 

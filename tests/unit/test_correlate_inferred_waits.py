@@ -17,6 +17,8 @@ from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 CACHE_PID, DB_PID, WEB_PID = 1801, 1802, 1803
 CACHE, DB, FAR = peer("127.0.0.1", 6379), peer("127.0.0.1", 5432), peer("10.9.0.2", 6379)
 BEGUN = T0 + 30 * S
+SHOP = {"pid": SHOP_PID, "netns": 1}
+REDIS_SERVER = {"pid": CACHE_PID, "tid": CACHE_PID, "comm": b"redis-server"}
 
 
 def talks(host: Host, pid: int, to: bytes, us: int = 50, a: int = 0, b: int = UNTIL) -> None:
@@ -105,7 +107,7 @@ def test_a_peer_that_was_stopped_is_one_finding_with_all_that_waited_for_it() ->
     slow(host, WEB_PID, 80, b"nginx")
     talks(host, WEB_PID, peer("127.0.0.1", PORT))
     for at, kind in ((30.0, "stopped"), (33.0, "continued")):
-        host.add("process_event", at=at, pid=CACHE_PID, tid=CACHE_PID, comm=b"redis-server", kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
+        host.add("process_event", at=at, **REDIS_SERVER, kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
     (one,) = reported(host)
     assert (one["cause"], one["culprit_pid"]) == ("process_stopped", CACHE_PID)
     for who in ("shop pid 1700 on port 8080", "nginx pid 1803 on port 80", "redis-server pid 1801"):
@@ -151,7 +153,7 @@ def test_a_slow_network_to_one_of_its_peers() -> None:
 def test_segments_to_one_of_its_peers_were_lost() -> None:
     host = shop(cache_slow=False)
     talks(host, SHOP_PID, FAR, us=300)
-    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, pid=SHOP_PID, netns=1, peer=FAR, kind="data", count=1)
+    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=FAR, kind="data", count=1)
     one = of_shop(host)
     assert one["cause"] == "network_loss" and "10.9.0.2:6379" in str(one["sentence"])
 
@@ -165,13 +167,13 @@ def test_who_waits_for_a_late_server_does_not_lack_a_processor() -> None:
 
 def test_nothing_is_lost_on_loopback() -> None:
     host = shop(cache_slow=False)
-    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, pid=SHOP_PID, netns=1, peer=DB, kind="data", count=1)
+    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=DB, kind="data", count=1)
     assert of_shop(host)["cause"] == "unknown"
 
 
 def test_a_late_server_on_loopback_is_late_and_not_far_away() -> None:
     host = shop()
-    host.add("tcp_retransmit", 8, t_ns=BEGUN + np.arange(8) * 300 * MS, pid=SHOP_PID, netns=1, peer=CACHE, kind="data", count=1)
+    host.add("tcp_retransmit", 8, t_ns=BEGUN + np.arange(8) * 300 * MS, **SHOP, peer=CACHE, kind="data", count=1)
     assert of_shop(host)["cause"] == "broker_slow"
 
 

@@ -28,6 +28,8 @@ from tests.unit.correlate_scenarios import (
 
 PEER = np.frombuffer(REDIS, "V18")
 OTHER = np.frombuffer(peer("127.0.0.1", 80), "V18")
+CC1 = {"pid": 55, "comm": b"cc1"}
+PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 
 def connects(host: Host, at: np.ndarray, ms: object, to: np.ndarray = PEER) -> None:
@@ -96,7 +98,7 @@ def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None
     sent_again(host, np.arange(31, 36, 1.25) + 0.4, "syn")
     t = T0 + np.arange(0, UNTIL) * S + S - 1
     cpu_saturated = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
-    host.add("syscall_latency", t_ns=t, pid=55, comm=b"cc1", run_queue_ns=cpu_saturated, count=1, basis="blocked", kind="slow")
+    host.add("syscall_latency", t_ns=t, **CC1, run_queue_ns=cpu_saturated, count=1, basis="blocked", kind="slow")
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
 
@@ -158,7 +160,7 @@ def failing(count: int = 24, resets: int = 24, refused: int = 0) -> Host:
     """Some decisions fail within two seconds."""
     host = Host().healthy(0, UNTIL)
     t = T0 + (np.linspace(30.1, 32, count) * S).astype(np.int64)
-    host.add("limiter_decision", count, t_ns=t, pid=APP_PID, tid=APP_PID, comm=b"python3", limiter_id=b"small", result="error", duration_ns=1 * MS)
+    host.add("limiter_decision", count, t_ns=t, **PYTHON3, limiter_id=b"small", result="error", duration_ns=1 * MS)
     host.decisions(0, UNTIL, rate=8, limiter=b"small")
     host.add("tcp_reset", resets, t_ns=t[:resets] - 100 * US, pid=APP_PID, peer=PEER, role="client", direction="received")
     host.add("tcp_connect", refused, t_ns=t[:refused] - 100 * US, pid=APP_PID, peer=PEER, result="failed", errno=111)

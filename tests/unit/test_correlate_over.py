@@ -10,10 +10,11 @@ from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_queues import CONSUMERS, talk, well
 
 LIMITER_PID, NEXT_PID = 777, 901
+PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 
 def connects(host: Host, at: np.ndarray, ms: float) -> None:
-    host.add("tcp_connect", at=at, pid=APP_PID, tid=APP_PID, comm=b"python3", peer=PEER, result="ok", duration_ns=int(ms * MS))
+    host.add("tcp_connect", at=at, **PYTHON3, peer=PEER, result="ok", duration_ns=int(ms * MS))
 
 
 def burst(out: float) -> Host:

@@ -14,6 +14,7 @@ from tests.unit.test_correlate_processes import event
 CLUSTER, AT = range(600, 612), 30.2  # the processes of a database
 DATABASE = peer("10.0.0.2", 5432)
 UNTIL = 60
+SHOP = {"pid": SHOP_PID, "comm": b"shop", "netns": 1}
 
 
 def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: int = 5432) -> Host:
@@ -184,12 +185,12 @@ def test_who_was_late_before_it_is_another_fault() -> None:
 
 def refused(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, comm=b"shop", netns=1, peer=DATABASE, result="failed", errno=111, duration_ns=40_000)
+    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], **SHOP, peer=DATABASE, result="failed", errno=111, duration_ns=40_000)
 
 
 def connects(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, comm=b"shop", netns=1, peer=DATABASE, result="ok", errno=0, duration_ns=90_000)
+    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], **SHOP, peer=DATABASE, result="ok", errno=0, duration_ns=90_000)
 
 
 def test_connects_that_a_server_refuses_that_was_killed_are_the_same_fault() -> None:

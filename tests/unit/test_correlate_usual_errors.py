@@ -36,6 +36,8 @@ from tests.unit.test_correlate_answered import (
 )
 
 CACHE, CACHE_AT, FAR_AT = 740, REDIS, peer("10.0.0.5", 80)
+NGINX = {"pid": PROXY, "comm": b"nginx", "netns": NETNS}
+GUNICORN = {"pid": APP, "tid": APP, "comm": b"gunicorn"}
 
 
 def failing(host: Host) -> dict[str, object]:
@@ -46,7 +48,7 @@ def failing(host: Host) -> dict[str, object]:
 def given_up(host: Host, a: float, b: float) -> None:
     """By a proxy, each second."""
     t = times(a, b)
-    host.add("tcp_close", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=APP_AT, role="client", waited_ns=700_000_000, bytes_in=0)
+    host.add("tcp_close", t_ns=t, **NGINX, peer=APP_AT, role="client", waited_ns=700_000_000, bytes_in=0)
 
 
 def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
@@ -60,7 +62,7 @@ def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
 def test_who_is_refused_all_the_time_is_not_why() -> None:
     """A collector of traces that is not there, asked for each second."""
     host, t = chain(b"503"), times(0, UNTIL)
-    host.add("tcp_connect", t_ns=t, pid=PROXY, comm=b"nginx", netns=NETNS, peer=peer("127.0.0.1", 4317), result="failed", errno=errno.ECONNREFUSED, duration_ns=90_000)
+    host.add("tcp_connect", t_ns=t, **NGINX, peer=peer("127.0.0.1", 4317), result="failed", errno=errno.ECONNREFUSED, duration_ns=90_000)
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("server_error", PROXY)
     assert "fail no more than usual" in str(found["sentence"])
@@ -88,7 +90,7 @@ def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     given_up(host, 30, 35)
     t = times(0 if usual else 30, 35)
-    host.add("slow_syscall", t_ns=t, pid=APP, tid=APP, comm=b"gunicorn", kind="waiting", peer=PEER, syscall=b"recvfrom", duration_ns=S)
+    host.add("slow_syscall", t_ns=t, **GUNICORN, kind="waiting", peer=PEER, syscall=b"recvfrom", duration_ns=S)
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("broker_slow", APP if usual else CACHE)
     output = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn pid 720 at 127.0.0.1:8000 waiting"

@@ -33,6 +33,7 @@ for line in sys.stdin:
     except OSError:
         print("no", flush=True)
 """
+PYTHON3 = {"pid": APP_PID, "comm": b"python3"}
 
 
 def one(place: Path, modern: bool, written: int, requests: int) -> None:
@@ -202,7 +203,7 @@ def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
-        host.add("resource", at=31, pid=APP_PID, comm=b"python3", kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=direction.decode())
+        host.add("resource", at=31, **PYTHON3, kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=direction.decode())
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause_detail"] == "throttled") == by_it
@@ -218,7 +219,7 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
         if limited:
-            host.add("resource", at=31, pid=APP_PID, comm=b"python3", kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB)
+            host.add("resource", at=31, **PYTHON3, kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB)
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause"], found["cause_detail"], found["culprit_object"]) == cause
@@ -230,7 +231,7 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
 def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
     host = Host(1).healthy(0, 60)
     for at in range(30, 36):
-        host.add("resource", at=at, pid=APP_PID, comm=b"python3", kind="pids", object=b"/c/api", interval_ns=S, used=40, limit=40, events=7)
+        host.add("resource", at=at, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=40, limit=40, events=7)
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
@@ -240,7 +241,7 @@ def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
 
 def test_a_limit_that_may_be_that_of_a_cgroup_above_is_reported_so() -> None:
     host = Host(1).healthy(0, 60)
-    host.add("resource", at=30, pid=APP_PID, comm=b"python3", kind="pids", object=b"/c/api", interval_ns=S, used=3, limit=40, events=7)
+    host.add("resource", at=30, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=3, limit=40, events=7)
     (found,) = latest(run(host, 60))
     assert "its cgroup /c/api, or one above it, reached its limit of processes" in str(found["sentence"])
 
