@@ -52,7 +52,7 @@ def test_what_a_killed_consumer_held_is_consumed_again_and_the_kill_is_the_cause
             lambda: next((row for row in agent.json("findings")["rows"] if row["symptom"] == "duplicates"), None)
         )
         rows = agent.rows("message_order", "source = 'consumer'", 2)
-        read = agent.some("message_order", "source = 'sample'")
+        read = agent.rows("message_order", "source = 'sample'", 1)
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             metrics = answer.read().decode()
     assert (finding["cause"], finding["culprit_pid"]) == ("process_killed", first.pid), finding

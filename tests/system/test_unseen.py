@@ -22,7 +22,7 @@ def test_programs_that_cannot_be_watched_are_rows(start: Callable[..., Agent], t
     programs = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) for command in waiting]
     try:
         for path, reason, remedy in ((go32, "32-bit Go", "GOARCH=amd64"), (stripped, "contains OpenSSL", "")):
-            rows = agent.some("probe_status", f"reason LIKE '%{path}%'")
+            rows = agent.rows("probe_status", f"reason LIKE '%{path}%'", 1)
             assert {row["state"] for row in rows} == {"unavailable"}, rows
             assert all(row["remedy"] for row in rows), rows
             assert any(reason in row["reason"] and remedy in row["remedy"] for row in rows), rows
