@@ -40,6 +40,7 @@ ONLY_ALL: dict[str, str | None] = {
     # one of several ways into the same state; the virtual machines' table has all calls that move a clock
     "tests/kernel/test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads": "adjtimex",
     "tests/kernel/test_clock.py::test_every_step_once_with_actor_call_sign_and_size": "*clock_settime-clock_settime",
+    "tests/kernel/test_clock.py::test_who_tries_without_end_and_may_not_hides_nobody_who_may": "clock_adjtime",
     # the first of two programs of test_a_program_that_is_started_anew_while_it_is_sampled has the load of CI's case
     "tests/kernel/test_limiter_hot.py::test_a_hot_limiter_is_sampled_and_the_truth_lies_in_its_interval": None,
     "tests/system/test_crowding_out.py::test_a_library_that_is_mapped_60_000_times_costs_nobody_else_a_probe": "True",
