@@ -25,18 +25,9 @@ def talks(
 ) -> None:
     """One asks the other all the time."""
     t = times(0, until)
-    shared: dict[str, Any] = {
-        "t_ns": t,
-        "proc_start_ns": START,
-        "netns": NETNS,
-        "samples": 10,
-        "rtt_sum_us": 400,
-        "rtt_min_us": 30,
-        "rtt_max_us": 50,
-        "srtt_us": 40,
-    }
-    host.add("tcp_rtt", len(t), pid=pid, comm=comm, role="client", peer=to, saddr=to[:16], **shared)
-    host.add("tcp_rtt", len(t), pid=server, comm=its, role="server", sport=port, saddr=to[:16], peer=peer("127.0.0.1", 40000), **shared)
+    shared: dict[str, Any] = {"t_ns": t, "netns": NETNS, "rtt": (10, 30, 40, 50)}
+    host.add("tcp_rtt", pid=pid, comm=comm, role="client", peer=to, saddr=to[:16], **shared)
+    host.add("tcp_rtt", pid=server, comm=its, role="server", sport=port, saddr=to[:16], peer=peer("127.0.0.1", 40000), **shared)
 
 
 def answers(

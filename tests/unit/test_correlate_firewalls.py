@@ -32,14 +32,7 @@ def refused(
     host = Host()
     t = T0 + (np.arange(0, UNTIL, 0.2) * S).astype(np.int64)
     bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
-    shared = {
-        "proc_start_ns": START,
-        "samples": 10,
-        "rtt_sum_us": 400,
-        "rtt_min_us": 30,
-        "rtt_max_us": 50,
-        "srtt_us": 40,
-    }
+    shared = {"rtt": (10, 30, 40, 50)}
     well = t[~bad]
     host.add("tcp_rtt", t_ns=well, **CURL, role="client", peer=AT_V, **shared)
     if here:
