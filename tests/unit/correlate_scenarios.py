@@ -285,23 +285,9 @@ def around_stall(decision: Callable[[Host], None]) -> Host:
 
 
 def call(host: Host, **columns: object) -> None:
-    host.add(
-        "slow_syscall",
-        1,
-        **(
-            {
-                "t_ns": T0 + int(31.3 * S),
-                "pid": APP_PID,
-                "tid": APP_PID,
-                "proc_start_ns": START,
-                "comm": b"python3",
-                "kind": code("slow_syscall", "kind", "slow"),
-                "duration_ns": int(1.25 * S),
-                "run_queue_ns": 0,
-            }
-            | columns
-        ),
-    )
+    pid = columns.setdefault("pid", APP_PID)
+    its = {"t_ns": T0 + int(31.3 * S), "tid": pid, "comm": b"python3", "kind": "slow"}
+    host.add("slow_syscall", **{**its, "duration_ns": int(1.25 * S), "run_queue_ns": 0, **columns})
 
 
 def broker_slow() -> Host:
