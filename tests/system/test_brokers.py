@@ -1,5 +1,4 @@
-"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again.
-"""
+"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again."""
 
 from __future__ import annotations
 

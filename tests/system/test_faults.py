@@ -71,7 +71,7 @@ def test_without_btf_the_rest_runs(start: Callable[..., Agent]) -> None:
 def test_a_killed_helper_is_reported_and_the_rest_goes_on(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     os.kill(agent.pid("helper"), signal.SIGKILL)
-    status = agent.until(lambda: (s := agent.status()) if "gone" in s["helper"] else None)
+    status = agent.until(lambda: "gone" in (s := agent.status())["helper"] and s)
     probes = {p["probe"]: p for p in status["probes"]}
     for family, program in (("syscalls", "syscalls_on_sys_exit"), ("tcp", "on_tcp_send")):
         assert probes[family]["state"] == "degraded"

@@ -63,7 +63,9 @@ def of_kafka(folder: Path, ends: ExitStack) -> Case:
     server = Kafka(fetched(folder / "libraries"), folder / "server")
     ends.callback(server.end)
     server.admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
-    programs = [subprocess.Popen([sys.executable, "-c", code, server.address]) for code in (KAFKA_CONSUMER, KAFKA_PRODUCER)]
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code, server.address]) for code in (KAFKA_CONSUMER, KAFKA_PRODUCER)
+    ]
     for program in programs:
         ends.callback(program.wait)
         ends.callback(program.kill)
@@ -135,7 +137,9 @@ SYSTEMS = {
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agent], tmp_path: Path, system: str) -> None:
+def test_a_stopped_consumer_is_a_finding_that_names_it(
+    start: Callable[..., Agent], tmp_path: Path, system: str
+) -> None:
     (page,) = free_ports(1)
     with ExitStack() as ends:
         case = SYSTEMS[system](tmp_path, ends)

@@ -102,12 +102,32 @@ class Host:
     ) -> None:
         t = T0 + (np.arange(a, b, every) * S).astype(np.int64)
         v = self.rng.normal(us, us / 10, len(t)).astype(np.int64)
-        self.add("tcp_rtt", t_ns=t, pid=pid, proc_start_ns=START, role="client", peer=to, rtt=(10, v, v, v + 5), sock_id=77, interval_ns=S, **more)
+        self.add(
+            "tcp_rtt",
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=START,
+            role="client",
+            peer=to,
+            rtt=(10, v, v, v + 5),
+            sock_id=77,
+            interval_ns=S,
+            **more,
+        )
 
     def server(self, a: float, b: float) -> None:
         """The Redis process's own side of the connection."""
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
-        self.add("tcp_rtt", t_ns=t, pid=REDIS_PID, comm=b"redis-server", role="server", sport=6399, peer=peer("127.0.0.1", 40000), rtt=(10, 40, 45, 50))
+        self.add(
+            "tcp_rtt",
+            t_ns=t,
+            pid=REDIS_PID,
+            comm=b"redis-server",
+            role="server",
+            sport=6399,
+            peer=peer("127.0.0.1", 40000),
+            rtt=(10, 40, 45, 50),
+        )
 
     def queue(
         self,
@@ -153,14 +173,42 @@ class Host:
 
     def accept(self, a: float, b: float, queue: object = None, limit: int = 511, drops: object = 12) -> None:
         t = T0 + ((np.arange(a, b) + 0.2) * S).astype(np.int64)
-        self.add("socket_queue", t_ns=t, pid=WEB_PID, comm=b"nginx", kind="accept", sport=8080, queue=self.rng.poisson(2, len(t)) if queue is None else queue, limit=limit, drops=drops)
+        self.add(
+            "socket_queue",
+            t_ns=t,
+            pid=WEB_PID,
+            comm=b"nginx",
+            kind="accept",
+            sport=8080,
+            queue=self.rng.poisson(2, len(t)) if queue is None else queue,
+            limit=limit,
+            drops=drops,
+        )
 
     def web(self, a: float, b: float) -> None:
         """What a busy web server makes: handshakes, slow calls, resets, retransmits now and then."""
         n = int(20 * (b - a))
         t = T0 + (np.sort(self.rng.uniform(a, b, n)) * S).astype(np.int64)
-        self.add("tls_handshake", n, t_ns=t, pid=WEB_PID, tid=WEB_PID, duration_ns=self.rng.lognormal(np.log(8 * MS), 0.6, n).astype(np.int64))
-        self.add("slow_syscall", n, t_ns=t + 5, pid=WEB_PID, tid=WEB_PID, kind=0, syscall=b"fsync", fd_type=b"file", duration_ns=self.rng.lognormal(np.log(15 * MS), 0.5, n).astype(np.int64), run_queue_ns=1 * MS)
+        self.add(
+            "tls_handshake",
+            n,
+            t_ns=t,
+            pid=WEB_PID,
+            tid=WEB_PID,
+            duration_ns=self.rng.lognormal(np.log(8 * MS), 0.6, n).astype(np.int64),
+        )
+        self.add(
+            "slow_syscall",
+            n,
+            t_ns=t + 5,
+            pid=WEB_PID,
+            tid=WEB_PID,
+            kind=0,
+            syscall=b"fsync",
+            fd_type=b"file",
+            duration_ns=self.rng.lognormal(np.log(15 * MS), 0.5, n).astype(np.int64),
+            run_queue_ns=1 * MS,
+        )
         self.add("tcp_reset", n // 10, t_ns=t[: n // 10], pid=WEB_PID, peer=peer("10.0.0.9", 50000))
 
     def healthy(self, a: float, b: float) -> Host:
@@ -184,13 +232,50 @@ class Host:
     ) -> None:
         """One decision that ended at ``at`` after waiting ``seconds`` for Redis."""
         end = T0 + int(at * S)
-        self.add("limiter_decision", t_ns=end, pid=pid, tid=pid, comm=b"python3", limiter_id=b"api", library=b"own", cost=1.0, result="allowed", duration_ns=int(seconds * S))
+        self.add(
+            "limiter_decision",
+            t_ns=end,
+            pid=pid,
+            tid=pid,
+            comm=b"python3",
+            limiter_id=b"api",
+            library=b"own",
+            cost=1.0,
+            result="allowed",
+            duration_ns=int(seconds * S),
+        )
         if children:
-            self.add("slow_syscall", t_ns=end - 20 * US, pid=pid, tid=pid, comm=b"python3", kind="waiting", peer=REDIS, syscall=b"recvfrom", fd_type=b"socket", duration_ns=int(seconds * S) - 50 * US, blocked_ns=int(seconds * S) - 60 * US, run_queue_ns=10 * US, sock_id=77)
+            self.add(
+                "slow_syscall",
+                t_ns=end - 20 * US,
+                pid=pid,
+                tid=pid,
+                comm=b"python3",
+                kind="waiting",
+                peer=REDIS,
+                syscall=b"recvfrom",
+                fd_type=b"socket",
+                duration_ns=int(seconds * S) - 50 * US,
+                blocked_ns=int(seconds * S) - 60 * US,
+                run_queue_ns=10 * US,
+                sock_id=77,
+            )
 
     def step(self, at: float, size_ns: int, pid: int = 812, kind: str = "step", comm: bytes = b"chronyd") -> None:
         before = 1_700_000_000 * S
-        self.add("clock_change", at=at, pid=pid, comm=comm, kind=kind, via=b"clock_settime", size_ns=size_ns, err_ns=50, real_mono_before_ns=before, real_mono_after_ns=before + size_ns, ret=0)
+        self.add(
+            "clock_change",
+            at=at,
+            pid=pid,
+            comm=comm,
+            kind=kind,
+            via=b"clock_settime",
+            size_ns=size_ns,
+            err_ns=50,
+            real_mono_before_ns=before,
+            real_mono_after_ns=before + size_ns,
+            ret=0,
+        )
 
     def without(self, *tables: str) -> Host:
         self.made = [b for b in self.made if b.table not in tables]
@@ -305,7 +390,15 @@ def network_rtt() -> Host:
 def network_loss() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4)
-        host.add("tcp_retransmit", 3, t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS, pid=APP_PID, peer=PEER, kind=0, count=1)
+        host.add(
+            "tcp_retransmit",
+            3,
+            t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS,
+            pid=APP_PID,
+            peer=PEER,
+            kind=0,
+            count=1,
+        )
 
     return around_stall(stall)
 

@@ -27,7 +27,16 @@ def talks(
     t = times(0, until)
     shared: dict[str, Any] = {"t_ns": t, "netns": NETNS, "rtt": (10, 30, 40, 50)}
     host.add("tcp_rtt", pid=pid, comm=comm, role="client", peer=to, saddr=to[:16], **shared)
-    host.add("tcp_rtt", pid=server, comm=its, role="server", sport=port, saddr=to[:16], peer=peer("127.0.0.1", 40000), **shared)
+    host.add(
+        "tcp_rtt",
+        pid=server,
+        comm=its,
+        role="server",
+        sport=port,
+        saddr=to[:16],
+        peer=peer("127.0.0.1", 40000),
+        **shared,
+    )
 
 
 def answers(
@@ -42,7 +51,19 @@ def answers(
     **more: object,
 ) -> None:
     t = times(a, b)
-    host.add("service_answer", t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=to, protocol=protocol, code=output, count=n, interval_ns=S, **more)
+    host.add(
+        "service_answer",
+        t_ns=t,
+        pid=pid,
+        proc_start_ns=START,
+        netns=NETNS,
+        peer=to,
+        protocol=protocol,
+        code=output,
+        count=n,
+        interval_ns=S,
+        **more,
+    )
 
 
 def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes = b"postgresql") -> Host:
@@ -152,9 +173,23 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     """gunicorn waits for a database that stands still: one finding, of the database."""
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", len(t), t_ns=t + S // 2, **NGINX, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0)
-    host.add("slow_syscall", at=34, **GUNICORN, kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S)
-    host.add("process_event", 2, at=np.array([30, 34]), pid=DATABASE, comm=b"postgres", kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]), signal=19, sender_pid=31, sender_comm=b"bash")
+    host.add(
+        "tcp_close", len(t), t_ns=t + S // 2, **NGINX, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0
+    )
+    host.add(
+        "slow_syscall", at=34, **GUNICORN, kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S
+    )
+    host.add(
+        "process_event",
+        2,
+        at=np.array([30, 34]),
+        pid=DATABASE,
+        comm=b"postgres",
+        kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]),
+        signal=19,
+        sender_pid=31,
+        sender_comm=b"bash",
+    )
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_stopped"}
     assert {f["culprit_pid"] for f in found} == {DATABASE}
@@ -188,7 +223,16 @@ def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
 
 def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
     host = refused()
-    host.add("process_event", t_ns=T0 + 30 * S - S // 100, pid=APP, comm=b"gunicorn", kind="killed", signal=9, sender_pid=31, sender_comm=b"bash")
+    host.add(
+        "process_event",
+        t_ns=T0 + 30 * S - S // 100,
+        pid=APP,
+        comm=b"gunicorn",
+        kind="killed",
+        signal=9,
+        sender_pid=31,
+        sender_comm=b"bash",
+    )
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_killed"}
     assert {f["culprit_pid"] for f in found} == {APP}
@@ -197,14 +241,31 @@ def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
 def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> None:
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", t_ns=t, **NGINX, peer=APP_AT, role="client", waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)
+    host.add(
+        "tcp_close",
+        t_ns=t,
+        **NGINX,
+        peer=APP_AT,
+        role="client",
+        waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)),
+        bytes_in=0,
+    )
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
 def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
-    host.add("dns_lookup", t_ns=at, **GUNICORN, peer=peer("10.0.0.53", 53), name=b"db.internal", duration_ns=2 * S, tries=2, result="timeout")
+    host.add(
+        "dns_lookup",
+        t_ns=at,
+        **GUNICORN,
+        peer=peer("10.0.0.53", 53),
+        name=b"db.internal",
+        duration_ns=2 * S,
+        tries=2,
+        result="timeout",
+    )
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
 
@@ -225,7 +286,18 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     host = Host()
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
     t = times(0, UNTIL)
-    host.add("service_latency", t_ns=t, pid=DATABASE, comm=b"redis-server", netns=NETNS, sport=5432, saddr=DATABASE_AT[:16], requests=10, interval_ns=S, uid=SERVES)
+    host.add(
+        "service_latency",
+        t_ns=t,
+        pid=DATABASE,
+        comm=b"redis-server",
+        netns=NETNS,
+        sport=5432,
+        saddr=DATABASE_AT[:16],
+        requests=10,
+        interval_ns=S,
+        uid=SERVES,
+    )
     answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", uid=ANOTHER)
     for pid, uid in enumerate(users, APP):
         answers(host, 30, 35, pid, DATABASE_AT, b"redis", output, uid=uid)

@@ -160,7 +160,20 @@ def test_the_lock_is_known_once_its_wait_is_over() -> None:
             "duration_ns": 4800 * MS,
         }
         call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
-        host.add("syscall_latency", t_ns=T0 + 34 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, comm=b"shop", syscall=b"flock", count=1, basis="blocked", kind="slow", sum_ns=4800 * MS, max_ns=4800 * MS, run_queue_ns=0)
+        host.add(
+            "syscall_latency",
+            t_ns=T0 + 34 * S + 990 * MS,
+            interval_ns=S,
+            pid=SHOP_PID,
+            comm=b"shop",
+            syscall=b"flock",
+            count=1,
+            basis="blocked",
+            kind="slow",
+            sum_ns=4800 * MS,
+            max_ns=4800 * MS,
+            run_queue_ns=0,
+        )
     answers(host, 35, UNTIL, n=1)
     (one,) = latest(run(host, UNTIL))
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("service_latency", "syscall", "flock")
@@ -192,7 +205,18 @@ def test_a_process_that_ended_in_order_had_answered() -> None:
 
 def test_no_processor() -> None:
     host = stalled(calls=False)
-    host.add("cpu_wait", t_ns=T0 + 31 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, comm=b"shop", by_pid=55, by_comm=b"burner", count=300, wait_ns=1300 * MS, max_ns=20 * MS)
+    host.add(
+        "cpu_wait",
+        t_ns=T0 + 31 * S + 990 * MS,
+        interval_ns=S,
+        pid=SHOP_PID,
+        comm=b"shop",
+        by_pid=55,
+        by_comm=b"burner",
+        count=300,
+        wait_ns=1300 * MS,
+        max_ns=20 * MS,
+    )
     (one,) = found(host)
     assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("cpu", "preempted", "burner")
 

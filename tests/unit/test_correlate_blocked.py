@@ -9,14 +9,26 @@ import pytest
 
 from agent.batch import Batch
 from agent.correlate.correlator import Correlator
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, latest, run
 
 PID = 2100
 OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
 
 
 def held(host: Host, second: int, calls: int, each_ms: float) -> None:
-    host.add("syscall_latency", t_ns=T0 + second * S + 990 * MS, interval_ns=S, syscall=b"fsync", count=calls, sum_ns=int(calls * each_ms * MS), max_ns=int(each_ms * MS), run_queue_ns=0, basis="blocked", kind="slow", **OWN)
+    host.add(
+        "syscall_latency",
+        t_ns=T0 + second * S + 990 * MS,
+        interval_ns=S,
+        syscall=b"fsync",
+        count=calls,
+        sum_ns=int(calls * each_ms * MS),
+        max_ns=int(each_ms * MS),
+        run_queue_ns=0,
+        basis="blocked",
+        kind="slow",
+        **OWN,
+    )
 
 
 def host(
@@ -64,7 +76,20 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
     of, seen = host(4, 220), list[Correlator]()
     of.made = [Batch(b.table, b.rows[b.rows["t_ns"] >= T0 + 12 * S]) for b in of.made]
     for second in range(30):
-        of.add("syscall_latency", 60, at=second, pid=50_000 + second * 60 + np.arange(60), proc_start_ns=T0 + (second - 1) * S, comm=b"cc1", interval_ns=S, count=3, sum_ns=MS, max_ns=MS, basis="blocked", kind="slow")
+        of.add(
+            "syscall_latency",
+            60,
+            at=second,
+            pid=50_000 + second * 60 + np.arange(60),
+            proc_start_ns=T0 + (second - 1) * S,
+            comm=b"cc1",
+            interval_ns=S,
+            count=3,
+            sum_ns=MS,
+            max_ns=MS,
+            basis="blocked",
+            kind="slow",
+        )
     (one,) = [f for f in latest(run(of, UNTIL, each=seen.append)) if f["symptom"] == "blocked_time"]
     assert one["culprit_object"] == "/dev/sdb" and seen[-1].losses()["subjects"] == 0
 
@@ -94,7 +119,17 @@ def test_processes_that_write_as_they_please() -> None:
         for k in range(10):
             calls = int(rng.pareto(1.1) * 5) if rng.random() < 0.5 else 0
             times = rng.lognormal(np.log(6 * MS), 0.8, min(calls, 400))
-            of.add("syscall_latency", at=second, interval_ns=S, syscall=b"write", count=len(times), sum_ns=int(times.sum()), basis="blocked", kind="slow", **OWN | {"pid": PID + k})
+            of.add(
+                "syscall_latency",
+                at=second,
+                interval_ns=S,
+                syscall=b"write",
+                count=len(times),
+                sum_ns=int(times.sum()),
+                basis="blocked",
+                kind="slow",
+                **OWN | {"pid": PID + k},
+            )
     assert latest(run(of, 600, every_ms=1000)) == []
 
 

@@ -146,7 +146,17 @@ def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, unti
     who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
     for to in (PEER, LEDGER):
         host.add("tcp_rtt", t_ns=t, **who, role="client", peer=to, samples=20, srtt_us=45, interval_ns=S)
-    host.add("syscall_latency", at=seconds, **who, basis="blocked", kind="waiting", peer=LEDGER, interval_ns=S, max_ns=max_ns, **{"count": 20, **more})
+    host.add(
+        "syscall_latency",
+        at=seconds,
+        **who,
+        basis="blocked",
+        kind="waiting",
+        peer=LEDGER,
+        interval_ns=S,
+        max_ns=max_ns,
+        **{"count": 20, **more},
+    )
 
 
 def test_consumers_that_wait_for_their_database() -> None:

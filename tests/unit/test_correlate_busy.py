@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, call
 from tests.unit.test_correlate_answers import SHOP_PID, answers, found, served
 
 
@@ -16,7 +16,15 @@ def used(
 ) -> None:
     """What it ran, second by second."""
     t = T0 + (np.arange(a, b) + 1) * S
-    host.add("cpu_use", t_ns=t, pid=pid, comm=comm, interval_ns=S, user_ns=int((1 - in_kernel) * share * S), system_ns=int(in_kernel * share * S))
+    host.add(
+        "cpu_use",
+        t_ns=t,
+        pid=pid,
+        comm=comm,
+        interval_ns=S,
+        user_ns=int((1 - in_kernel) * share * S),
+        system_ns=int(in_kernel * share * S),
+    )
 
 
 def blocked_loop(ran: float = 0.98, seconds: int = 3, usual: float = 0.12, rate: int = 40) -> Host:
@@ -107,7 +115,19 @@ def test_what_it_waited_for_comes_first(kind: str) -> None:
         )
     else:
         t = T0 + np.arange(30, 34) * S
-        host.add("cpu_wait", 4, t_ns=t, interval_ns=S, pid=SHOP_PID, comm=b"shop", count=300, wait_ns=700 * MS, max_ns=8 * MS, by_pid=77, by_comm=b"burn")
+        host.add(
+            "cpu_wait",
+            4,
+            t_ns=t,
+            interval_ns=S,
+            pid=SHOP_PID,
+            comm=b"shop",
+            count=300,
+            wait_ns=700 * MS,
+            max_ns=8 * MS,
+            by_pid=77,
+            by_comm=b"burn",
+        )
     (one,) = found(host)
     assert one["cause"] == ("syscall" if kind == "flock" else "cpu")
 
@@ -115,7 +135,19 @@ def test_what_it_waited_for_comes_first(kind: str) -> None:
 def test_who_computes_while_others_run_too_computes() -> None:
     """Half of the time each; usually it runs for an eighth."""
     host = blocked_loop(ran=0.52)
-    host.add("cpu_wait", 3, at=np.arange(31, 34), interval_ns=S, pid=SHOP_PID, comm=b"shop", count=300, wait_ns=470 * MS, max_ns=8 * MS, by_pid=77, by_comm=b"burn")
+    host.add(
+        "cpu_wait",
+        3,
+        at=np.arange(31, 34),
+        interval_ns=S,
+        pid=SHOP_PID,
+        comm=b"shop",
+        count=300,
+        wait_ns=470 * MS,
+        max_ns=8 * MS,
+        by_pid=77,
+        by_comm=b"burn",
+    )
     (one,) = found(host)
     assert one["cause"] == "busy"
     assert "it waited 1.4" in str(one["sentence"])
@@ -153,7 +185,19 @@ def test_each_request_takes_more_of_the_processor() -> None:
 
 def test_a_profile_reports_where_it_ran() -> None:
     host = blocked_loop(seconds=5)
-    host.add("on_cpu", 2, at=35, interval_ns=3 * S, investigation=b"a.0", pid=SHOP_PID, tid=[SHOP_PID, SHOP_PID + 1], comm=b"shop", count=[700, 40], sum_ns=[2900 * MS, 100 * MS], user_stack=[b"sre_ucs1_match;pattern_match", b"epoll"])
+    host.add(
+        "on_cpu",
+        2,
+        at=35,
+        interval_ns=3 * S,
+        investigation=b"a.0",
+        pid=SHOP_PID,
+        tid=[SHOP_PID, SHOP_PID + 1],
+        comm=b"shop",
+        count=[700, 40],
+        sum_ns=[2900 * MS, 100 * MS],
+        user_stack=[b"sre_ucs1_match;pattern_match", b"epoll"],
+    )
     (one,) = found(host)
     assert one["cause"] == "busy"
     assert f"its thread {SHOP_PID} was in sre_ucs1_match." in str(one["sentence"])

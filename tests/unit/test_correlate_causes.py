@@ -39,6 +39,7 @@ from tests.unit.correlate_scenarios import (
     syscall,
     tls,
 )
+
 REDIS_SERVER = {"pid": 900, "comm": b"redis-server"}
 
 
@@ -170,7 +171,16 @@ def test_a_connect_whose_syn_was_lost_is_no_slow_network(lasts_s: int) -> None:
     host.queue(until, UNTIL)
     host.rtt(until, UNTIL, raw_min_us=3_000, **poller)
     n = 4 * lasts_s
-    host.add("tcp_retransmit", n, t_ns=T0 + 30 * S + np.arange(n) * 250 * MS, **poller, proc_start_ns=START, peer=PEER, kind="syn", count=1)
+    host.add(
+        "tcp_retransmit",
+        n,
+        t_ns=T0 + 30 * S + np.arange(n) * 250 * MS,
+        **poller,
+        proc_start_ns=START,
+        peer=PEER,
+        kind="syn",
+        count=1,
+    )
     (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
     assert found["cause"] == "network_loss"
 
@@ -181,7 +191,18 @@ def test_a_poller_that_got_no_processor_blames_no_broker(waited_ms: int, cause: 
     host.queue(0, 30)
     host.queue(30, 31, poll_ms=1_500)
     host.queue(32, UNTIL)
-    host.add("cpu_wait", at=30.9, interval_ns=S, pid=13674, comm=b"tickscope-poll", by_pid=55, by_comm=b"mypy", count=1, wait_ns=waited_ms * MS, max_ns=waited_ms * MS)
+    host.add(
+        "cpu_wait",
+        at=30.9,
+        interval_ns=S,
+        pid=13674,
+        comm=b"tickscope-poll",
+        by_pid=55,
+        by_comm=b"mypy",
+        count=1,
+        wait_ns=waited_ms * MS,
+        max_ns=waited_ms * MS,
+    )
     assert [f["cause"] for f in latest(run(host, UNTIL))] == [cause]
 
 
@@ -249,7 +270,18 @@ def test_a_group_that_never_moved_while_messages_arrive(status: bytes) -> None:
 def test_waits_that_only_the_sums_show_name_the_peer_where_they_are_unusual() -> None:
     def sums(host: Host, longest: float) -> None:
         t = T0 + np.arange(20, 45) * S
-        host.add("syscall_latency", 25, t_ns=t, pid=APP_PID, comm=b"python3", basis="blocked", kind="waiting", peer=PEER, max_ns=np.where(t == T0 + 32 * S, int(1.39 * S), int(longest * S)), run_queue_ns=0)
+        host.add(
+            "syscall_latency",
+            25,
+            t_ns=t,
+            pid=APP_PID,
+            comm=b"python3",
+            basis="blocked",
+            kind="waiting",
+            peer=PEER,
+            max_ns=np.where(t == T0 + 32 * S, int(1.39 * S), int(longest * S)),
+            run_queue_ns=0,
+        )
 
     for longest, cause in ((0.02, "broker_slow"), (1.2, "unknown")):
         host = around_stall(lambda h: h.stalled_decision(31.4, 1.4, children=False))
@@ -334,7 +366,15 @@ def thinking() -> Host:
 @pytest.mark.parametrize(("connect_ms", "cause"), [(0.1, "broker_slow"), (37, "network_rtt")])
 def test_an_rtt_that_the_server_made_long_is_not_the_networks(connect_ms: float, cause: str) -> None:
     host = thinking()
-    host.add("tcp_connect", 7, at=np.arange(31, 38), pid=1, peer=peer("127.0.0.1", 80), result="ok", duration_ns=int(connect_ms * MS))
+    host.add(
+        "tcp_connect",
+        7,
+        at=np.arange(31, 38),
+        pid=1,
+        peer=peer("127.0.0.1", 80),
+        result="ok",
+        duration_ns=int(connect_ms * MS),
+    )
     found = latest(run(host, UNTIL))
     assert [f["cause"] for f in found] == [cause], [f["sentence"] for f in found]
 

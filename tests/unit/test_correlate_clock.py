@@ -294,7 +294,16 @@ def test_timers_that_the_step_moved_are_counted_by_queue(sign: int, how: str) ->
     timers = [(b"celery", b"mail", "redelivery", 37, 500 * MS), (b"redis", b"lock:*", "lock", 1, 20 * MS)]
     timers.append((b"celery", b"mail", "eta", 7, 0))  # immune
     for system, destination, kind, count, moved in timers:
-        host.add("timer_effect", t_ns=at, jump_t_ns=at, system=system, destination=destination, kind=kind, timers=count, moved_ns=-sign * moved)
+        host.add(
+            "timer_effect",
+            t_ns=at,
+            jump_t_ns=at,
+            system=system,
+            destination=destination,
+            kind=kind,
+            timers=count,
+            moved_ns=-sign * moved,
+        )
     (found,) = latest(run(host, 20))
     words = f"Up to 500 ms {how}: 37 messages to be redelivered (celery mail) and 1 lock (redis lock:*)."
     assert words in str(found["sentence"])

@@ -9,7 +9,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import APP_PID, T0, Host, S, latest, peer, run
 
 API = peer("10.0.0.2", 443)
 UNTIL = 60
@@ -18,7 +18,15 @@ APP = {"pid": APP_PID, "netns": 4026531840}
 
 def connects(host: Host, at: np.ndarray, failed: object = None, to: bytes = API) -> None:
     """At these times; failed: with that errno, where one is given."""
-    host.add("tcp_connect", at=at, **APP, peer=to, result="failed" if failed else "ok", errno=failed or 0, duration_ns=300_000)
+    host.add(
+        "tcp_connect",
+        at=at,
+        **APP,
+        peer=to,
+        result="failed" if failed else "ok",
+        errno=failed or 0,
+        duration_ns=300_000,
+    )
 
 
 def resets(host: Host, at: np.ndarray, role: str = "client") -> None:
@@ -126,7 +134,16 @@ def test_connects_that_take_long_are_reported_with_what_was_sent_again() -> None
 
 def test_connects_that_always_take_long_are_usual() -> None:
     host = Host()
-    host.add("tcp_connect", 200, t_ns=T0 + np.arange(200) * S // 4, **APP, peer=API, result="ok", errno=0, duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000))
+    host.add(
+        "tcp_connect",
+        200,
+        t_ns=T0 + np.arange(200) * S // 4,
+        **APP,
+        peer=API,
+        result="ok",
+        errno=0,
+        duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000),
+    )
     assert latest(run(host, UNTIL)) == []
 
 
@@ -137,7 +154,9 @@ def test_a_server_that_is_gone_from_old_connections(talked: bool) -> None:
     """
     host = Host()
     t = T0 + np.arange(0, 30) * S
-    host.add("tcp_rtt", t_ns=t, **APP, role="client", peer=API if talked else peer("10.0.0.3", 443), rtt=(5, 90, 100, 110))
+    host.add(
+        "tcp_rtt", t_ns=t, **APP, role="client", peer=API if talked else peer("10.0.0.3", 443), rtt=(5, 90, 100, 110)
+    )
     connects(host, np.arange(30, 36, 0.25), errno.ECONNREFUSED)
     found = latest(run(host, UNTIL))
     assert [(one["symptom"], one["cause"]) for one in found] == (
@@ -156,7 +175,17 @@ def test_old_connections_that_a_server_resets_are_no_failure_of_connects() -> No
 
 def closes(host: Host, at: np.ndarray, bytes_in: int, ms: float) -> None:
     """Connections of the client's that ended then, with what it had received."""
-    host.add("tcp_close", at=at, **APP, peer=API, role="client", duration_ns=int(ms * 1e6), bytes_in=bytes_in, bytes_out=40, waited_ns=-(2**63))
+    host.add(
+        "tcp_close",
+        at=at,
+        **APP,
+        peer=API,
+        role="client",
+        duration_ns=int(ms * 1e6),
+        bytes_in=bytes_in,
+        bytes_out=40,
+        waited_ns=-(2**63),
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_processes import event
 
 NETNS, UNTIL = 1, 70
@@ -29,11 +29,32 @@ def requests(host: Host, at: np.ndarray, pid: int, to: bytes, waited_s: object =
     }
     host.add("tcp_connect", len(at), t_ns=began + 200_000, duration_ns=200_000, result="ok", errno=0, **who)
     more = {"waited_ns": took // (4 * MS) * 4 * MS, "bytes_in": 0} if waited_s is not None else {"bytes_in": 99}
-    host.add("tcp_close", len(at), t_ns=began + took, duration_ns=took, role="client", srtt_us=150, bytes_out=80, **who, **more)
+    host.add(
+        "tcp_close",
+        len(at),
+        t_ns=began + took,
+        duration_ns=took,
+        role="client",
+        srtt_us=150,
+        bytes_out=80,
+        **who,
+        **more,
+    )
 
 
 def serves(host: Host, pid: int, at: bytes, comm: bytes) -> None:
-    host.add("tcp_rtt", at=np.arange(UNTIL), pid=pid, comm=comm, netns=NETNS, role="server", saddr=at[:16], sport=int.from_bytes(at[16:], "little"), peer=peer("10.0.0.9", 40000), rtt=(5, 90, 100, 110))
+    host.add(
+        "tcp_rtt",
+        at=np.arange(UNTIL),
+        pid=pid,
+        comm=comm,
+        netns=NETNS,
+        role="server",
+        saddr=at[:16],
+        sport=int.from_bytes(at[16:], "little"),
+        peer=peer("10.0.0.9", 40000),
+        rtt=(5, 90, 100, 110),
+    )
 
 
 QUIET = np.concatenate([np.arange(0, 30, 0.2), np.arange(36, UNTIL, 0.2)])
@@ -86,7 +107,18 @@ def test_connects_without_an_answer_are_lost_on_the_way_unless_there_is_none(own
     requests(host, QUIET, FRONT_PID, BACK)
     serves(host, BACK_PID, BACK, b"back")
     who = {"pid": FRONT_PID, "proc_start_ns": START, "comm": b"front", "netns": NETNS}
-    host.add("tcp_rtt", at=np.arange(UNTIL), role="client", saddr=(BACK if own else MIDDLE)[:16], peer=BACK, samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, **who)
+    host.add(
+        "tcp_rtt",
+        at=np.arange(UNTIL),
+        role="client",
+        saddr=(BACK if own else MIDDLE)[:16],
+        peer=BACK,
+        samples=5,
+        rtt_sum_us=500,
+        rtt_min_us=90,
+        rtt_max_us=110,
+        **who,
+    )
     host.add("tcp_connect", len(BAD), at=BAD + 1, duration_ns=S, result="aborted", peer=BACK, tid=FRONT_PID, **who)
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == ("deadline_exceeded", cause)
@@ -94,7 +126,18 @@ def test_connects_without_an_answer_are_lost_on_the_way_unless_there_is_none(own
 
 def test_segments_to_it_were_lost() -> None:
     host = chain()
-    host.add("tcp_retransmit", 30, t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS, sport=41000 + np.arange(30), pid=MIDDLE_PID, comm=b"middle", netns=NETNS, peer=BACK, kind=0, count=2)
+    host.add(
+        "tcp_retransmit",
+        30,
+        t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS,
+        sport=41000 + np.arange(30),
+        pid=MIDDLE_PID,
+        comm=b"middle",
+        netns=NETNS,
+        peer=BACK,
+        kind=0,
+        count=2,
+    )
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["culprit_object"]) == ("network_loss", "10.0.0.3:8083")
 
@@ -156,6 +199,17 @@ def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_n
 ) -> None:
     host = chain()
     for second in range(30, 37):
-        host.add("cpu_wait", t_ns=T0 + second * S + 990 * MS, interval_ns=S, pid=BACK_PID, comm=b"back", by_pid=55, by_comm=b"burner", count=20, wait_ns=wait_ms * MS, max_ns=90 * MS)
+        host.add(
+            "cpu_wait",
+            t_ns=T0 + second * S + 990 * MS,
+            interval_ns=S,
+            pid=BACK_PID,
+            comm=b"back",
+            by_pid=55,
+            by_comm=b"burner",
+            count=20,
+            wait_ns=wait_ms * MS,
+            max_ns=90 * MS,
+        )
     found = [f["cause"] for f in latest(run(host, UNTIL)) if f["symptom"] == "deadline_exceeded"]
     assert found == [cause]

@@ -42,13 +42,23 @@ def wait(host: Host, until_s: float, seconds: float, of: bytes = NAMES) -> None:
 
 def serves(host: Host) -> None:
     """Who listens on the name server's port, as it does by TCP."""
-    host.add("socket_queue", at=np.arange(UNTIL), **UNBOUND, kind="accept", saddr=NAMES[:16], sport=53, queue=0, limit=128)
+    host.add(
+        "socket_queue", at=np.arange(UNTIL), **UNBOUND, kind="accept", saddr=NAMES[:16], sport=53, queue=0, limit=128
+    )
 
 
 def connects(
     host: Host, at_s: float, to: bytes = peer("10.0.0.53", 443), took_ns: int = 2 * MS, failed: bool = False
 ) -> None:
-    host.add("tcp_connect", at=at_s, pid=APP_PID, peer=to, duration_ns=took_ns, result="failed" if failed else "ok", errno=111 if failed else -(2**63))
+    host.add(
+        "tcp_connect",
+        at=at_s,
+        pid=APP_PID,
+        peer=to,
+        duration_ns=took_ns,
+        result="failed" if failed else "ok",
+        errno=111 if failed else -(2**63),
+    )
 
 
 def silent(*waits: tuple[float, float, bytes]) -> Host:
@@ -93,7 +103,9 @@ def test_who_serves_names_need_not_be_known() -> None:
 def test_where_segments_to_any_port_of_that_address_were_lost_the_network_loses_questions_too(port: int) -> None:
     host = silent((31.35, 1.3, NAMES))
     (before,) = latest(run(host, UNTIL))
-    host.add("tcp_retransmit", 3, t_ns=T0 + 31 * S + np.arange(3) * MS, pid=APP_PID, peer=peer("10.0.0.53", port), count=1)
+    host.add(
+        "tcp_retransmit", 3, t_ns=T0 + 31 * S + np.arange(3) * MS, pid=APP_PID, peer=peer("10.0.0.53", port), count=1
+    )
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_loss"
     dns = {c["cause"]: c["confidence"] for c in found["causes"]}["dns"]  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, PEER, START, T0, UNTIL, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, PEER, T0, UNTIL, Host, S, code, latest, run
 
 ERROR = code("limiter_decision", "result", "error")
 WELL: dict[str, Any] = {"server_role": b"primary", "clients_refused": 0, "errors_per_s": 0.0, "memory_bytes": 5 << 20}
@@ -24,7 +24,15 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
         host.decisions(a, b, **failed)
     if connects:
         n = 20
-        host.add("tcp_connect", n, t_ns=T0 + 30 * S + np.arange(n) * S // 10, pid=APP_PID, peer=PEER, result="failed", errno=111)
+        host.add(
+            "tcp_connect",
+            n,
+            t_ns=T0 + 30 * S + np.arange(n) * S // 10,
+            pid=APP_PID,
+            peer=PEER,
+            result="failed",
+            errno=111,
+        )
     return host
 
 

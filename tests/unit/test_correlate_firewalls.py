@@ -7,7 +7,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import T0, UNTIL, Host, S, code, latest, peer, run
 
 CLIENT, SERVER, HERE, THERE = 700, 710, 4026531840, 4026532999
 AT = peer("10.1.2.3", 8000)
@@ -36,15 +36,57 @@ def refused(
     well = t[~bad]
     host.add("tcp_rtt", t_ns=well, **CURL, role="client", peer=AT_V, **shared)
     if here:
-        host.add("tcp_rtt", t_ns=well, pid=SERVER, netns=THERE, comm=b"python3", role="server", sport=8000, saddr=AT[:16], peer=peer("10.1.2.1", 40000), **shared)
+        host.add(
+            "tcp_rtt",
+            t_ns=well,
+            pid=SERVER,
+            netns=THERE,
+            comm=b"python3",
+            role="server",
+            sport=8000,
+            saddr=AT[:16],
+            peer=peer("10.1.2.1", 40000),
+            **shared,
+        )
     result = np.where(bad, code("tcp_connect", "result", "failed"), code("tcp_connect", "result", "ok"))
-    host.add("tcp_connect", t_ns=t, pid=CLIENT, comm=b"curl", netns=HERE, peer=AT_V, result=result, errno=np.where(bad, number, -(2**63)), duration_ns=np.where(bad, took_ns, 90_000))
+    host.add(
+        "tcp_connect",
+        t_ns=t,
+        pid=CLIENT,
+        comm=b"curl",
+        netns=HERE,
+        peer=AT_V,
+        result=result,
+        errno=np.where(bad, number, -(2**63)),
+        duration_ns=np.where(bad, took_ns, 90_000),
+    )
     n = int(bad.sum())
     host.add("tcp_reset", at=9, **CURL, peer=peer("10.9.9.9", 80), direction="received", complete=complete)
     if received:
-        host.add("tcp_reset", n, t_ns=t[bad], **CURL, peer=AT_V, role=code("tcp_rtt", "role", "client"), saddr=peer("10.1.2.1", 0)[:16], sport=40000, direction="received", complete=complete)
+        host.add(
+            "tcp_reset",
+            n,
+            t_ns=t[bad],
+            **CURL,
+            peer=AT_V,
+            role=code("tcp_rtt", "role", "client"),
+            saddr=peer("10.1.2.1", 0)[:16],
+            sport=40000,
+            direction="received",
+            complete=complete,
+        )
     if sent:
-        host.add("tcp_reset", n, t_ns=t[bad] - 10_000, netns=THERE, saddr=AT[:16], sport=sport, peer=peer("10.1.2.1", 40000), direction="sent", complete=complete)
+        host.add(
+            "tcp_reset",
+            n,
+            t_ns=t[bad] - 10_000,
+            netns=THERE,
+            saddr=AT[:16],
+            sport=sport,
+            peer=peer("10.1.2.1", 40000),
+            direction="sent",
+            complete=complete,
+        )
     return host
 
 
@@ -52,9 +94,31 @@ def decides(host: Host) -> Host:
     """Its client is a limiter, which fails where it cannot ask; that its server ends connections by resets is usual."""
     t = T0 + (np.arange(0, UNTIL, 0.2) * S).astype(np.int64)
     bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
-    host.add("limiter_decision", len(t), t_ns=t + 1_000_000, pid=CLIENT, tid=CLIENT, comm=b"curl", limiter_id=b"api", library=b"own", cost=1.0, result=np.where(bad, code("limiter_decision", "result", "error"), 0), duration_ns=1_200_000)
+    host.add(
+        "limiter_decision",
+        len(t),
+        t_ns=t + 1_000_000,
+        pid=CLIENT,
+        tid=CLIENT,
+        comm=b"curl",
+        limiter_id=b"api",
+        library=b"own",
+        cost=1.0,
+        result=np.where(bad, code("limiter_decision", "result", "error"), 0),
+        duration_ns=1_200_000,
+    )
     well = t[~bad][::5]
-    host.add("tcp_reset", t_ns=well, **CURL, peer=AT_V, role=code("tcp_rtt", "role", "client"), sport=40000, saddr=peer("10.1.2.1", 0)[:16], direction="received", complete=True)
+    host.add(
+        "tcp_reset",
+        t_ns=well,
+        **CURL,
+        peer=AT_V,
+        role=code("tcp_rtt", "role", "client"),
+        sport=40000,
+        saddr=peer("10.1.2.1", 0)[:16],
+        direction="received",
+        complete=True,
+    )
     return host
 
 

@@ -25,7 +25,19 @@ def handshakes(
             "peer": np.frombuffer(peer("10.0.0.77", 40000), "V18"),
         }
     )
-    host.add("tls_handshake", at=at, pid=APP_PID, proc_start_ns=START, comm=comm, netns=1, role=role, result="ok" if error is None else "failed", error=error or b"", duration_ns=int(ms * MS), **own)
+    host.add(
+        "tls_handshake",
+        at=at,
+        pid=APP_PID,
+        proc_start_ns=START,
+        comm=comm,
+        netns=1,
+        role=role,
+        result="ok" if error is None else "failed",
+        error=error or b"",
+        duration_ns=int(ms * MS),
+        **own,
+    )
 
 
 def service(error: bytes, before: bool = True, role: str = "client", every: float = 0.25) -> Host:

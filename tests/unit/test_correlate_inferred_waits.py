@@ -11,7 +11,7 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.common.address import UNIX
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 
 CACHE_PID, DB_PID, WEB_PID = 1801, 1802, 1803
@@ -24,7 +24,18 @@ REDIS_SERVER = {"pid": CACHE_PID, "tid": CACHE_PID, "comm": b"redis-server"}
 def talks(host: Host, pid: int, to: bytes, us: int = 50, a: int = 0, b: int = UNTIL) -> None:
     """A process asks a peer over one old connection."""
     t = T0 + np.arange(a, b) * S + 500 * MS
-    host.add("tcp_rtt", t_ns=t, pid=pid, comm=b"asker", netns=1, role="client", peer=to, rtt=(10, us, us, us + 5), sock_id=5, interval_ns=S)
+    host.add(
+        "tcp_rtt",
+        t_ns=t,
+        pid=pid,
+        comm=b"asker",
+        netns=1,
+        role="client",
+        peer=to,
+        rtt=(10, us, us, us + 5),
+        sock_id=5,
+        interval_ns=S,
+    )
 
 
 def listens(host: Host, pid: int, port: int, comm: bytes) -> None:
@@ -153,7 +164,9 @@ def test_a_slow_network_to_one_of_its_peers() -> None:
 def test_segments_to_one_of_its_peers_were_lost() -> None:
     host = shop(cache_slow=False)
     talks(host, SHOP_PID, FAR, us=300)
-    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=FAR, kind="data", count=1)
+    host.add(
+        "tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=FAR, kind="data", count=1
+    )
     one = of_shop(host)
     assert one["cause"] == "network_loss" and "10.9.0.2:6379" in str(one["sentence"])
 
@@ -161,13 +174,26 @@ def test_segments_to_one_of_its_peers_were_lost() -> None:
 def test_who_waits_for_a_late_server_does_not_lack_a_processor() -> None:
     """It had to wait for one, too, when all that had queued was to be done at once."""
     host = shop()
-    host.add("cpu_wait", t_ns=T0 + 32 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, comm=b"shop", by_pid=55, by_comm=b"burner", count=300, wait_ns=2900 * MS, max_ns=20 * MS)
+    host.add(
+        "cpu_wait",
+        t_ns=T0 + 32 * S + 990 * MS,
+        interval_ns=S,
+        pid=SHOP_PID,
+        comm=b"shop",
+        by_pid=55,
+        by_comm=b"burner",
+        count=300,
+        wait_ns=2900 * MS,
+        max_ns=20 * MS,
+    )
     assert of_shop(host)["cause"] == "broker_slow"
 
 
 def test_nothing_is_lost_on_loopback() -> None:
     host = shop(cache_slow=False)
-    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=DB, kind="data", count=1)
+    host.add(
+        "tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=DB, kind="data", count=1
+    )
     assert of_shop(host)["cause"] == "unknown"
 
 
@@ -180,7 +206,18 @@ def test_a_late_server_on_loopback_is_late_and_not_far_away() -> None:
 def test_a_frozen_server_has_its_name() -> None:
     host = shop()
     t = T0 + np.arange(30) * S
-    host.add("tcp_rtt", t_ns=t, pid=CACHE_PID, comm=b"redis-server", netns=1, role="server", sport=6379, cgroup_id=77, peer=peer("127.0.0.1", 40000), rtt=(5, 20, 20, 20))
+    host.add(
+        "tcp_rtt",
+        t_ns=t,
+        pid=CACHE_PID,
+        comm=b"redis-server",
+        netns=1,
+        role="server",
+        sport=6379,
+        cgroup_id=77,
+        peer=peer("127.0.0.1", 40000),
+        rtt=(5, 20, 20, 20),
+    )
     for at, kind in ((30.0, "frozen"), (33.0, "thawed")):
         host.add("process_event", at=at, kind=kind, cgroup_id=77, sender_pid=9, sender_comm=b"docker")
     one = of_shop(host)
@@ -229,9 +266,31 @@ def test_a_peer_that_is_reached_by_a_unix_socket() -> None:
         )
     answers(host, 33, UNTIL, ms=8, sum_ns=320 * MS, n=6, **own)
     t = T0 + np.arange(UNTIL) * S + 990 * MS
-    host.add("unix_peer", t_ns=t, pid=WEB_PID, comm=b"nginx", peer=app, path=b"/run/php/fpm\x1b.sock", interval_ns=S, server_pid=app_pid, server_start_ns=START, server_comm=b"php-fpm", requests=40)
+    host.add(
+        "unix_peer",
+        t_ns=t,
+        pid=WEB_PID,
+        comm=b"nginx",
+        peer=app,
+        path=b"/run/php/fpm\x1b.sock",
+        interval_ns=S,
+        server_pid=app_pid,
+        server_start_ns=START,
+        server_comm=b"php-fpm",
+        requests=40,
+    )
     for at, kind in ((30.0, "stopped"), (33.0, "continued")):
-        host.add("process_event", at=at, pid=app_pid, tid=app_pid, comm=b"php-fpm", kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
+        host.add(
+            "process_event",
+            at=at,
+            pid=app_pid,
+            tid=app_pid,
+            comm=b"php-fpm",
+            kind=kind,
+            signal=19,
+            sender_pid=77,
+            sender_comm=b"kill",
+        )
     (one,) = reported(host)
     assert (one["symptom"], one["cause"], one["culprit_pid"]) == ("service_latency", "process_stopped", app_pid)
     assert "nginx pid 1803 on port 80" in str(one["sentence"])
@@ -250,7 +309,19 @@ def test_a_slow_server_behind_a_unix_socket_is_named_with_its_path(slowest: int)
         if batch.table == "service_latency" and batch.rows["pid"][0] == app_pid:
             batch.rows["netns"], batch.rows["saddr"] = own["netns"], own["saddr"]
     t = T0 + np.arange(UNTIL) * S + 990 * MS
-    host.add("unix_peer", t_ns=t, pid=WEB_PID, comm=b"nginx", peer=app, path=b"/run/app.sock", interval_ns=S, server_pid=app_pid, server_start_ns=START, server_comm=b"uwsgi", requests=40)
+    host.add(
+        "unix_peer",
+        t_ns=t,
+        pid=WEB_PID,
+        comm=b"nginx",
+        peer=app,
+        path=b"/run/app.sock",
+        interval_ns=S,
+        server_pid=app_pid,
+        server_start_ns=START,
+        server_comm=b"uwsgi",
+        requests=40,
+    )
     for batch in host.made:
         if batch.table == "service_latency" and batch.rows["pid"][0] == app_pid:
             batch.rows["pid"] = slowest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, Host, code, latest, peer, run
 
 PID, UNTIL = 1900, 60
 SERVER = peer("10.0.0.53", 53)
@@ -21,7 +21,9 @@ def lookups(
     pid: int = PID,
     ms: float = 6,
 ) -> None:
-    host.add("dns_lookup", at=at, pid=pid, tid=pid, comm=b"shop", name=name, peer=to, duration_ns=int(ms * MS), result=result)
+    host.add(
+        "dns_lookup", at=at, pid=pid, tid=pid, comm=b"shop", name=name, peer=to, duration_ns=int(ms * MS), result=result
+    )
 
 
 def host(result: str, to: bytes = SERVER, ms: float = 0.4, before: bool = True) -> Host:

@@ -13,7 +13,6 @@ from tests.unit.correlate_scenarios import (
     MS,
     REDIS,
     REDIS_PID,
-    START,
     T0,
     UNTIL,
     US,
@@ -34,7 +33,9 @@ PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 def connects(host: Host, at: np.ndarray, ms: object, to: np.ndarray = PEER) -> None:
     """Connects that were through at ``at`` seconds after T0."""
-    host.add("tcp_connect", at=at, pid=APP_PID, peer=to, result="ok", duration_ns=(np.asarray(ms) * MS).astype(np.int64))
+    host.add(
+        "tcp_connect", at=at, pid=APP_PID, peer=to, result="ok", duration_ns=(np.asarray(ms) * MS).astype(np.int64)
+    )
 
 
 def sent_again(host: Host, at: object, kind: str = "data") -> None:
@@ -134,7 +135,19 @@ def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: 
         part(30, UNTIL)
     host.decisions(36, UNTIL)
     host.rtt(36, UNTIL)
-    host.add("service_latency", 5, at=np.arange(32, 37), pid=REDIS_PID, comm=b"redis-server", sport=6399, requests=10, interval_ns=S, max_ns=-(2**63) if answered_ms is None else answered_ms * MS, p50_ns=0, p90_ns=0)
+    host.add(
+        "service_latency",
+        5,
+        at=np.arange(32, 37),
+        pid=REDIS_PID,
+        comm=b"redis-server",
+        sport=6399,
+        requests=10,
+        interval_ns=S,
+        max_ns=-(2**63) if answered_ms is None else answered_ms * MS,
+        p50_ns=0,
+        p90_ns=0,
+    )
     (found,) = (f for f in latest(run(host, UNTIL)) if f["symptom"] == "decision_latency")
     assert found["cause"] == cause
 
@@ -143,7 +156,15 @@ def handshaking(lossy: bool = False, slow: bool = False) -> Host:
     """Decisions that spend most of their time in a TLS handshake."""
     host = asking(0.6, 200 if slow else 0.12)
     for at in np.arange(31, 36, 0.65):
-        host.add("tls_handshake", t_ns=T0 + int((at + 0.6) * S) - 10 * US, pid=APP_PID, tid=APP_PID, peer=PEER, duration_ns=int(0.44 * S), result=0)
+        host.add(
+            "tls_handshake",
+            t_ns=T0 + int((at + 0.6) * S) - 10 * US,
+            pid=APP_PID,
+            tid=APP_PID,
+            peer=PEER,
+            duration_ns=int(0.44 * S),
+            result=0,
+        )
     if lossy:
         sent_again(host, np.arange(31.2, 35, 0.65))
     return host
@@ -162,7 +183,9 @@ def failing(count: int = 24, resets: int = 24, refused: int = 0) -> Host:
     t = T0 + (np.linspace(30.1, 32, count) * S).astype(np.int64)
     host.add("limiter_decision", count, t_ns=t, **PYTHON3, limiter_id=b"small", result="error", duration_ns=1 * MS)
     host.decisions(0, UNTIL, rate=8, limiter=b"small")
-    host.add("tcp_reset", resets, t_ns=t[:resets] - 100 * US, pid=APP_PID, peer=PEER, role="client", direction="received")
+    host.add(
+        "tcp_reset", resets, t_ns=t[:resets] - 100 * US, pid=APP_PID, peer=PEER, role="client", direction="received"
+    )
     host.add("tcp_connect", refused, t_ns=t[:refused] - 100 * US, pid=APP_PID, peer=PEER, result="failed", errno=111)
     return host
 
@@ -206,14 +229,33 @@ def test_answers_that_a_server_of_this_host_sent_again_to_us_were_lost(to: str, 
     for batch in host.made:
         if batch.table == "tcp_rtt":
             batch.rows["saddr"] = np.frombuffer(REDIS[:16], "V16")
-    host.add("tcp_retransmit", 4, at=np.arange(31.3, 36, 1.25), pid=900, saddr=REDIS[:16], sport=6399, peer=peer(to, 40000), kind="data", count=1)
+    host.add(
+        "tcp_retransmit",
+        4,
+        at=np.arange(31.3, 36, 1.25),
+        pid=900,
+        saddr=REDIS[:16],
+        sport=6399,
+        peer=peer(to, 40000),
+        kind="data",
+        count=1,
+    )
     assert causes(host) == [cause]
 
 
 def test_slow_round_trips_while_processors_are_short_are_less_sure() -> None:
     host = asking(0.6, 290)
     seconds = np.arange(0, UNTIL) + 0.9
-    host.add("syscall_latency", at=seconds, pid=5, basis="blocked", kind="slow", interval_ns=S, max_ns=0, run_queue_ns=np.where((seconds > 30) & (seconds < 37), 1500 * MS, 10 * MS))
+    host.add(
+        "syscall_latency",
+        at=seconds,
+        pid=5,
+        basis="blocked",
+        kind="slow",
+        interval_ns=S,
+        max_ns=0,
+        run_queue_ns=np.where((seconds > 30) & (seconds < 37), 1500 * MS, 10 * MS),
+    )
     (sure,), (unsure,) = latest(run(asking(0.6, 290), UNTIL)), latest(run(host, UNTIL))
     assert sure["cause"] == unsure["cause"] == "network_rtt"
     assert float(sure["confidence"]) > 0.8 > 0.7 > float(unsure["confidence"])  # type: ignore[arg-type]
@@ -223,7 +265,18 @@ def sums(host: Host, doubled: int, late: bool = True) -> None:
     """Of the second after the stall: what was sent to Redis, how much of that it had already, and whether its
     acknowledgement came after the timeout, or was lost.
     """
-    host.add("tcp_rtt", t_ns=T0 + 31 * S + 900 * MS, pid=APP_PID, role="client", peer=REDIS, rtt=(5, 40, 45, 27_000 if late else 50), segments=60, again=3, doubled=doubled, interval_ns=S)
+    host.add(
+        "tcp_rtt",
+        t_ns=T0 + 31 * S + 900 * MS,
+        pid=APP_PID,
+        role="client",
+        peer=REDIS,
+        rtt=(5, 40, 45, 27_000 if late else 50),
+        segments=60,
+        again=3,
+        doubled=doubled,
+        interval_ns=S,
+    )
 
 
 @pytest.mark.parametrize(

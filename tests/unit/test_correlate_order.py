@@ -48,7 +48,9 @@ def again(host: Host, at: float, n: int = 3, **more: Any) -> Host:
 
 
 def ended(host: Host, at: float, kind: str = "killed") -> Host:
-    host.add("process_event", at=at, pid=OLD, comm=b"worker", kind=kind, signal=9, sender_pid=777, sender_comm=b"oom-script")
+    host.add(
+        "process_event", at=at, pid=OLD, comm=b"worker", kind=kind, signal=9, sender_pid=777, sender_comm=b"oom-script"
+    )
     return host
 
 

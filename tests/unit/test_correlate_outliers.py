@@ -9,7 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from agent.correlate.outliers import bars
-from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, UNTIL, Host, S, latest, run
+from tests.unit.correlate_scenarios import APP_PID, MS, T0, UNTIL, Host, S, latest, run
 
 DAYS, DAY_S, WINDOW = 2, 86_400, 124
 PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
@@ -60,7 +60,9 @@ def test_where_80_ms_is_usual_half_a_second_is_not() -> None:
 
 
 def decision(host: Host, at: float, ms: float, limiter: bytes = b"api") -> None:
-    host.add("limiter_decision", at=at, **PYTHON3, limiter_id=limiter, library=b"own", cost=1.0, duration_ns=int(ms * MS))
+    host.add(
+        "limiter_decision", at=at, **PYTHON3, limiter_id=limiter, library=b"own", cost=1.0, duration_ns=int(ms * MS)
+    )
 
 
 def stalls_of(host: Host, until: float) -> list[tuple[float, float]]:

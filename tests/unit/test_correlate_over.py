@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_queues import CONSUMERS, talk, well
 
@@ -34,7 +34,17 @@ def burst(out: float) -> Host:
         )
     for a, b, pid, start in ((0, 21, LIMITER_PID, START), (23, 60, LIMITER_PID + 5, T0 + int(22.1 * S))):
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
-        host.add("tcp_rtt", t_ns=t, pid=pid, proc_start_ns=start, comm=b"lab-api", role="client", peer=PEER, rtt=(30, 40, 45, 50), interval_ns=S)
+        host.add(
+            "tcp_rtt",
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=start,
+            comm=b"lab-api",
+            role="client",
+            peer=PEER,
+            rtt=(30, 40, 45, 50),
+            interval_ns=S,
+        )
     late = np.arange(8) * 0.4 + 0.4
     host.queue(
         30,
@@ -63,7 +73,18 @@ def stalled(end: float, **event_columns: object) -> Host:
     """
     host = Host(1).healthy(0, 30)
     event(host, "killed", end, signal=15)
-    host.add("tcp_rtt", 30, at=np.arange(30, 60), pid=NEXT_PID, comm=b"redis-server", role="server", sport=6399, peer=PEER, rtt=(10, 40, 45, 50), **{"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns)
+    host.add(
+        "tcp_rtt",
+        30,
+        at=np.arange(30, 60),
+        pid=NEXT_PID,
+        comm=b"redis-server",
+        role="server",
+        sport=6399,
+        peer=PEER,
+        rtt=(10, 40, 45, 50),
+        **{"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns,
+    )
     host.stalled_decision(31.4, 1.4)
     host.rtt(30, 31.4, us=1_300_000, every=0.5)
     for part in (host.decisions, host.rtt, host.accept, host.web):

@@ -113,7 +113,18 @@ def test_the_silence_of_one_that_was_killed_ends_with_the_next() -> None:
     arrivals(host, t[t < 40])
     event(host, "killed", 40, APP_PID, b"python3", signal=9)
     more = t[t > 45]
-    host.add("limiter_decision", at=more, pid=77, proc_start_ns=T0 + 44 * S, comm=b"python3", limiter_id=b"api", library=b"own", cost=1.0, result=0, duration_ns=500_000)
+    host.add(
+        "limiter_decision",
+        at=more,
+        pid=77,
+        proc_start_ns=T0 + 44 * S,
+        comm=b"python3",
+        limiter_id=b"api",
+        library=b"own",
+        cost=1.0,
+        result=0,
+        duration_ns=500_000,
+    )
     (found,) = latest(run(host, 80))
     assert (found["symptom"], found["cause"], found["state"]) == ("silence", "process_killed", "closed")
     assert 44.9 * S < int(str(found["end_ns"])) - T0 < 45.2 * S

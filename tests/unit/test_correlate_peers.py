@@ -32,13 +32,47 @@ def asked(
 ) -> None:
     """By one row a second: round trips to the peer, and the longest wait for it."""
     us = np.broadcast_to(np.asarray(us, np.int64), len(at))
-    host.add("tcp_rtt", at=at, pid=pid, proc_start_ns=START, netns=netns, role="client", saddr=peer("10.0.0.1", 1)[:16], sport=41000, peer=to, rtt=(20, us, us, us), **more)
-    host.add("syscall_latency", at=at, pid=pid, basis="blocked", kind="waiting", peer=to, interval_ns=S, count=20, max_ns=(np.broadcast_to(np.asarray(wait_ms, np.float64), len(at)) * MS).astype(np.int64), run_queue_ns=1 * MS)
+    host.add(
+        "tcp_rtt",
+        at=at,
+        pid=pid,
+        proc_start_ns=START,
+        netns=netns,
+        role="client",
+        saddr=peer("10.0.0.1", 1)[:16],
+        sport=41000,
+        peer=to,
+        rtt=(20, us, us, us),
+        **more,
+    )
+    host.add(
+        "syscall_latency",
+        at=at,
+        pid=pid,
+        basis="blocked",
+        kind="waiting",
+        peer=to,
+        interval_ns=S,
+        count=20,
+        max_ns=(np.broadcast_to(np.asarray(wait_ms, np.float64), len(at)) * MS).astype(np.int64),
+        run_queue_ns=1 * MS,
+    )
 
 
 def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
     """The peer is a process of this host."""
-    host.add("tcp_rtt", at=at, pid=77, comm=b"server", netns=netns, role="server", saddr=by[:16], sport=int.from_bytes(by[16:], "little"), peer=peer("10.0.0.1", 41000), rtt=(20, 200, 200, 200))
+    host.add(
+        "tcp_rtt",
+        at=at,
+        pid=77,
+        comm=b"server",
+        netns=netns,
+        role="server",
+        saddr=by[:16],
+        sport=int.from_bytes(by[16:], "little"),
+        peer=peer("10.0.0.1", 41000),
+        rtt=(20, 200, 200, 200),
+    )
 
 
 def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established", to: bytes = API) -> None:
@@ -211,7 +245,17 @@ def test_losses_on_a_crowded_host_are_known_by_what_the_peer_did_not_have(double
     host, us = Host(), np.where(BAD & (doubled > 0), 30_000, 300)
     asked(host, SECONDS, us, np.where(BAD, 460, 6), segments=40, again=np.where(BAD, 3, 0), doubled=doubled * BAD)
     sent_again(host, np.arange(30.2, 36, 0.3))
-    host.add("syscall_latency", UNTIL, at=SECONDS, pid=55, comm=b"cc1", run_queue_ns=np.where(BAD, S, 10 * MS), count=1, basis="blocked", kind="slow")
+    host.add(
+        "syscall_latency",
+        UNTIL,
+        at=SECONDS,
+        pid=55,
+        comm=b"cc1",
+        run_queue_ns=np.where(BAD, S, 10 * MS),
+        count=1,
+        basis="blocked",
+        kind="slow",
+    )
     assert [(found["symptom"], found["cause"]) for found in latest(run(host, UNTIL))] == [("network_loss", cause)]
 
 
@@ -236,7 +280,15 @@ def test_connects_that_rise_are_enough() -> None:
     asked(host, SECONDS, np.where(BAD, 100_000, 300), np.where(BAD, 110, 6))  # a peer may hold its acknowledgements
     assert latest(run(host, UNTIL)) == []
     at = np.arange(0.25, UNTIL, 0.5)
-    host.add("tcp_connect", at=at, pid=APP_PID, netns=NEAR, peer=API, result="ok", duration_ns=np.where((at > 30) & (at < 36), 100 * MS, 300_000))
+    host.add(
+        "tcp_connect",
+        at=at,
+        pid=APP_PID,
+        netns=NEAR,
+        peer=API,
+        result="ok",
+        duration_ns=np.where((at > 30) & (at < 36), 100 * MS, 300_000),
+    )
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == ("network_rtt", "network_rtt")
 
@@ -256,7 +308,16 @@ def test_no_link_is_between_processes_of_one_network_namespace(netns: int, repor
 
 def test_a_host_whose_processors_are_short_blames_no_network() -> None:
     host = slow()
-    host.add("syscall_latency", at=SECONDS, pid=5, basis="blocked", kind="slow", interval_ns=S, max_ns=0, run_queue_ns=np.where(BAD, 1500 * MS, 10 * MS))
+    host.add(
+        "syscall_latency",
+        at=SECONDS,
+        pid=5,
+        basis="blocked",
+        kind="slow",
+        interval_ns=S,
+        max_ns=0,
+        run_queue_ns=np.where(BAD, 1500 * MS, 10 * MS),
+    )
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["unknown"]
 
 
@@ -289,7 +350,15 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
     for netns in (NEAR, FAR):
         asked(host, SECONDS, 200, 1, netns=netns)
         at = np.arange(0, UNTIL, 0.25)
-        host.add("tcp_connect", at=at, pid=APP_PID, netns=netns, peer=API, result="ok", duration_ns=300_000 if netns == NEAR else 900_000)
+        host.add(
+            "tcp_connect",
+            at=at,
+            pid=APP_PID,
+            netns=netns,
+            peer=API,
+            result="ok",
+            duration_ns=300_000 if netns == NEAR else 900_000,
+        )
     watch = PeerWatch(CorrelatorConfig())
     rows = {b.table: [] for b in host.made}
     for table, part in host.made:

@@ -248,7 +248,16 @@ def test_a_process_for_each_client_ends_with_its_connection(one_for_each_client:
 def test_many_events_are_bounded() -> None:
     host = Host(1).healthy(0, 40)
     t = T0 + np.sort(np.random.default_rng(1).integers(0, 40 * S, 20_000))
-    host.add("process_event", 20_000, t_ns=t, pid=np.arange(20_000) + 10**5, comm=b"sh", kind="killed", signal=9, proc_start_ns=t - 5_000_000)
+    host.add(
+        "process_event",
+        20_000,
+        t_ns=t,
+        pid=np.arange(20_000) + 10**5,
+        comm=b"sh",
+        kind="killed",
+        signal=9,
+        proc_start_ns=t - 5_000_000,
+    )
     assert {table for table, _ in host.made} > {"process_event"}
     assert latest(run(host, 40)) == []
 
@@ -311,7 +320,18 @@ def test_what_its_own_parent_kills_soon_after_its_start_is_nobodys_loss(age_s: i
     for n in range(3):
         pid, ended = 7100 + n, T0 + (54 - (2 - n) * age_s) * S
         started = ended - age_s * S + S // 10
-        host.add("socket_queue", age_s - 1, t_ns=started + np.arange(age_s - 1) * S, pid=pid, tid=pid, proc_start_ns=started, comm=b"fake-server", kind="accept", sport=8999, cgroup_id=CGROUP)
+        host.add(
+            "socket_queue",
+            age_s - 1,
+            t_ns=started + np.arange(age_s - 1) * S,
+            pid=pid,
+            tid=pid,
+            proc_start_ns=started,
+            comm=b"fake-server",
+            kind="accept",
+            sport=8999,
+            cgroup_id=CGROUP,
+        )
         event(
             host,
             "killed",

@@ -72,11 +72,38 @@ def disk(
 
 
 def writer(pid: int, comm: bytes, mb: float) -> Callable[[Host], None]:
-    return lambda host: host.add("block_io", t_ns=END, interval_ns=3 * S, pid=pid, comm=comm, device=b"sda", op="write", count=5, unfinished=0, bytes=int(mb * MB), sum_ns=S, max_ns=S, queued_ns=0)
+    return lambda host: host.add(
+        "block_io",
+        t_ns=END,
+        interval_ns=3 * S,
+        pid=pid,
+        comm=comm,
+        device=b"sda",
+        op="write",
+        count=5,
+        unfinished=0,
+        bytes=int(mb * MB),
+        sum_ns=S,
+        max_ns=S,
+        queued_ns=0,
+    )
 
 
 def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[[Host], None]:
-    return lambda host: host.add("lock_contention", t_ns=END, interval_ns=3 * S, pid=pid, comm=b"python3", lock=b"taken by ext4_write", kind=b"write", path=path, count=7, sum_ns=int(2 * wait_ms * MS), max_ns=int(wait_ms * MS), kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write")
+    return lambda host: host.add(
+        "lock_contention",
+        t_ns=END,
+        interval_ns=3 * S,
+        pid=pid,
+        comm=b"python3",
+        lock=b"taken by ext4_write",
+        kind=b"write",
+        path=path,
+        count=7,
+        sum_ns=int(2 * wait_ms * MS),
+        max_ns=int(wait_ms * MS),
+        kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write",
+    )
 
 
 def test_a_disk_that_takes_long_itself_is_the_cause() -> None:
@@ -110,7 +137,20 @@ def test_where_it_slept_is_evidence() -> None:
             (b"io_schedule;folio_wait_bit;folio_wait_writeback;ext4_sync_file;do_fsync", S),
             (b"else", MS),
         ):
-            host.add("off_cpu", t_ns=END, interval_ns=3 * S, pid=APP_PID, comm=b"python3", state="uninterruptible", kind="slow", syscall=b"fsync", count=3, sum_ns=ns, max_ns=ns, kernel_stack=stack)
+            host.add(
+                "off_cpu",
+                t_ns=END,
+                interval_ns=3 * S,
+                pid=APP_PID,
+                comm=b"python3",
+                state="uninterruptible",
+                kind="slow",
+                syscall=b"fsync",
+                count=3,
+                sum_ns=ns,
+                max_ns=ns,
+                kernel_stack=stack,
+            )
 
     one = stalled(slept)
     entry = next(e for e in one["evidence"] if e["table"] == "off_cpu")  # type: ignore[attr-defined]
@@ -160,7 +200,15 @@ def test_a_lock_of_the_kernels_reports_more_than_the_call_that_waited_for_it(
 
 
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
-    host.add("syn_ack", t_ns=END, interval_ns=3 * S, sport=port, count=40, sum_ns=int(9 * slowest_ms * MS), max_ns=int(slowest_ms * MS))
+    host.add(
+        "syn_ack",
+        t_ns=END,
+        interval_ns=3 * S,
+        sport=port,
+        count=40,
+        sum_ns=int(9 * slowest_ms * MS),
+        max_ns=int(slowest_ms * MS),
+    )
 
 
 def test_syns_that_the_hosts_own_locks_keep_waiting() -> None:
@@ -188,7 +236,20 @@ def test_slow_connects_to_a_server_of_this_host_whose_syn_acks_are_late(here: bo
     _syns(host, 900, 443)
     lock(800, path="handshake")(host)
     if here:
-        host.add("tcp_rtt", at=np.arange(60), pid=WEB_PID, comm=b"nginx", role="server", netns=4026531840, saddr=API[:16], sport=443, peer=peer("10.0.0.9", 40000), samples=1, rtt_sum_us=50, srtt_us=50)
+        host.add(
+            "tcp_rtt",
+            at=np.arange(60),
+            pid=WEB_PID,
+            comm=b"nginx",
+            role="server",
+            netns=4026531840,
+            saddr=API[:16],
+            sport=443,
+            peer=peer("10.0.0.9", 40000),
+            samples=1,
+            rtt_sum_us=50,
+            srtt_us=50,
+        )
     reported = list[tuple[tuple[int, int | None], ...]]()
     found = latest(
         run(

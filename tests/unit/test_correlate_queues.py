@@ -15,7 +15,7 @@ from agent.correlate.correlator import Correlator
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
-from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import PEER, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
 
@@ -24,7 +24,16 @@ def talk(host: Host, a: float, b: float, *who: bytes) -> None:
     """Consumers that exchange 30 segments a second with the server."""
     t = T0 + (np.arange(a, b) * S).astype(np.int64)
     for comm in who:
-        host.add("tcp_rtt", t_ns=t, pid=CONSUMERS[comm], comm=comm, role="client", peer=PEER, rtt=(30, 40, 45, 50), interval_ns=S)
+        host.add(
+            "tcp_rtt",
+            t_ns=t,
+            pid=CONSUMERS[comm],
+            comm=comm,
+            role="client",
+            peer=PEER,
+            rtt=(30, 40, 45, 50),
+            interval_ns=S,
+        )
 
 
 def well(a: float, b: float, host: Host | None = None, **more: Any) -> Host:
@@ -234,7 +243,15 @@ def test_consumers_that_get_no_cpu_are_reported_from_slow_ones(waits_ns: int, ca
     talk(host, 30, 36, *CONSUMERS)
     t = T0 + np.arange(0, UNTIL) * S
     for pid in CONSUMERS.values():
-        host.add("syscall_latency", t_ns=t, pid=pid, comm=b"worker", basis="blocked", interval_ns=S, run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000)
+        host.add(
+            "syscall_latency",
+            t_ns=t,
+            pid=pid,
+            comm=b"worker",
+            basis="blocked",
+            interval_ns=S,
+            run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000,
+        )
     well(36, UNTIL, host)
     (finding,) = found(host)
     assert finding["cause"] == cause

@@ -110,7 +110,9 @@ def test_what_the_kernel_reports_of_the_host_is_evidence_and_no_quota() -> None:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         preempted(host)
-        host.add("resource", 2, at=np.array([31, 32]), kind="cpu", object=b"pressure", waited_ns=700 * MS, interval_ns=S)
+        host.add(
+            "resource", 2, at=np.array([31, 32]), kind="cpu", object=b"pressure", waited_ns=700 * MS, interval_ns=S
+        )
 
     found = only(around_stall(stall))
     assert (found["cause"], found["cause_detail"]) == ("cpu", "preempted")

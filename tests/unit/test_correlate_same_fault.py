@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, call, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, T0, Host, S, call, code, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 from tests.unit.test_correlate_processes import event
 
@@ -21,14 +21,37 @@ def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: 
     """Each of its processes serves clients."""
     for second in range(UNTIL):
         for pid in pids:
-            host.add("tcp_rtt", t_ns=T0 + second * S + pid, pid=pid, comm=comm, role="server", netns=1, saddr=DATABASE[:16], sport=port, peer=peer("10.0.0.3", 40000 + pid), cgroup_id=4711, rtt=(10, 40, 45, 50))
+            host.add(
+                "tcp_rtt",
+                t_ns=T0 + second * S + pid,
+                pid=pid,
+                comm=comm,
+                role="server",
+                netns=1,
+                saddr=DATABASE[:16],
+                sport=port,
+                peer=peer("10.0.0.3", 40000 + pid),
+                cgroup_id=4711,
+                rtt=(10, 40, 45, 50),
+            )
     return host
 
 
 def client(host: Host, pid: int = SHOP_PID, port: int = 5432, comm: bytes = b"shop") -> None:
     to = peer("10.0.0.2", port)
     for second in range(UNTIL):
-        host.add("tcp_rtt", t_ns=T0 + second * S + 7, pid=pid, comm=comm, role="client", netns=1, saddr=peer("10.0.0.3", 1)[:16], sport=40000 + pid, peer=to, rtt=(10, 40, 45, 50))
+        host.add(
+            "tcp_rtt",
+            t_ns=T0 + second * S + 7,
+            pid=pid,
+            comm=comm,
+            role="client",
+            netns=1,
+            saddr=peer("10.0.0.3", 1)[:16],
+            sport=40000 + pid,
+            peer=to,
+            rtt=(10, 40, 45, 50),
+        )
 
 
 def stop(host: Host, pids: range = CLUSTER, comm: bytes = b"postgres", at: float = AT, apart_s: float = 0.0005) -> None:
@@ -185,12 +208,30 @@ def test_who_was_late_before_it_is_another_fault() -> None:
 
 def refused(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], **SHOP, peer=DATABASE, result="failed", errno=111, duration_ns=40_000)
+    host.add(
+        "tcp_connect",
+        n,
+        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
+        **SHOP,
+        peer=DATABASE,
+        result="failed",
+        errno=111,
+        duration_ns=40_000,
+    )
 
 
 def connects(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], **SHOP, peer=DATABASE, result="ok", errno=0, duration_ns=90_000)
+    host.add(
+        "tcp_connect",
+        n,
+        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
+        **SHOP,
+        peer=DATABASE,
+        result="ok",
+        errno=0,
+        duration_ns=90_000,
+    )
 
 
 def test_connects_that_a_server_refuses_that_was_killed_are_the_same_fault() -> None:

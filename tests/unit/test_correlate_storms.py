@@ -9,7 +9,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import START, T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers
 from tests.unit.test_correlate_processes import event
 
@@ -31,10 +31,29 @@ def tries(host: Host, at: np.ndarray, outcome: str = "ok", pid: int = EAGER_PID,
         "peer": np.frombuffer(SHOP, "V18"),
     }
     refused = outcome == "refused"
-    host.add("tcp_connect", len(at), t_ns=began + 300_000, duration_ns=300_000, result="failed" if refused else "ok", errno=errno.ECONNREFUSED if refused else 0, **who)
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=began + 300_000,
+        duration_ns=300_000,
+        result="failed" if refused else "ok",
+        errno=errno.ECONNREFUSED if refused else 0,
+        **who,
+    )
     if not refused:
         more = {"waited_ns": 4_000_000} if outcome == "sent" else {}
-        host.add("tcp_close", len(at), t_ns=began + 2_000_000, duration_ns=1_700_000, role="client", srtt_us=100, bytes_in=90 if outcome == "ok" else 0, bytes_out=80, **who, **more)
+        host.add(
+            "tcp_close",
+            len(at),
+            t_ns=began + 2_000_000,
+            duration_ns=1_700_000,
+            role="client",
+            srtt_us=100,
+            bytes_in=90 if outcome == "ok" else 0,
+            bytes_out=80,
+            **who,
+            **more,
+        )
 
 
 def steady(until: float = UNTIL) -> Host:
@@ -65,7 +84,18 @@ def test_who_tries_again_at_once_is_reported_with_how_often(outcome: str) -> Non
 
 def test_the_end_of_the_server_is_the_reason_for_it() -> None:
     host = steady(30)
-    host.add("tcp_rtt", at=np.arange(30), pid=SHOP_PID, comm=b"shop", netns=NETNS, role="server", saddr=SHOP[:16], sport=PORT, peer=peer("10.0.0.1", 40000), rtt=(5, 90, 100, 110))
+    host.add(
+        "tcp_rtt",
+        at=np.arange(30),
+        pid=SHOP_PID,
+        comm=b"shop",
+        netns=NETNS,
+        role="server",
+        saddr=SHOP[:16],
+        sport=PORT,
+        peer=peer("10.0.0.1", 40000),
+        rtt=(5, 90, 100, 110),
+    )
     tries(host, STORM, "refused")
     event(host, "killed", 30, pid=SHOP_PID, comm=b"shop", signal=9)
     causes = {f["cause"] for f in latest(run(host, UNTIL))}

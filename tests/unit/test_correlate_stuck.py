@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_processes import event
 
 NETNS, UNTIL = 1, 60
@@ -31,7 +31,23 @@ def queues(
     if unread is not None:
         ends.append((READER_PID, b"reader", READER, WRITER, "client" if serves else "server", 0, unread))
     for pid, comm, here, there, role, send, recv in ends:
-        host.add("socket_queue", at=at, pid=pid, comm=comm, sock_id=pid, netns=NETNS, kind="connection", role=role, saddr=here[:16], sport=int.from_bytes(here[16:], "little"), peer=there, send_q_bytes=send, recv_q_bytes=recv, acked_bytes=acked, shut_ns=((at - at[0]) * S).astype(np.int64) if shut_ns is None else shut_ns)
+        host.add(
+            "socket_queue",
+            at=at,
+            pid=pid,
+            comm=comm,
+            sock_id=pid,
+            netns=NETNS,
+            kind="connection",
+            role=role,
+            saddr=here[:16],
+            sport=int.from_bytes(here[16:], "little"),
+            peer=there,
+            send_q_bytes=send,
+            recv_q_bytes=recv,
+            acked_bytes=acked,
+            shut_ns=((at - at[0]) * S).astype(np.int64) if shut_ns is None else shut_ns,
+        )
 
 
 SHUT = np.arange(30, 40) + 0.3

@@ -62,7 +62,15 @@ def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
 def test_who_is_refused_all_the_time_is_not_why() -> None:
     """A collector of traces that is not there, asked for each second."""
     host, t = chain(b"503"), times(0, UNTIL)
-    host.add("tcp_connect", t_ns=t, **NGINX, peer=peer("127.0.0.1", 4317), result="failed", errno=errno.ECONNREFUSED, duration_ns=90_000)
+    host.add(
+        "tcp_connect",
+        t_ns=t,
+        **NGINX,
+        peer=peer("127.0.0.1", 4317),
+        result="failed",
+        errno=errno.ECONNREFUSED,
+        duration_ns=90_000,
+    )
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("server_error", PROXY)
     assert "fail no more than usual" in str(found["sentence"])
@@ -79,7 +87,18 @@ def test_who_is_given_up_all_the_time_is_not_why() -> None:
 def test_who_asks_for_names_that_there_are_not_all_the_time_does_not_fail_by_it(usual: bool) -> None:
     """As where a list of domains is tried out, or a list of bad hosts asked."""
     host, t = chain(b"503"), times(0 if usual else 30, 35)
-    host.add("dns_lookup", t_ns=t, pid=PROXY, tid=PROXY, comm=b"nginx", peer=peer("10.0.0.53", 53), name=b"app.shop.svc.cluster.local", duration_ns=900_000, tries=1, result="nxdomain")
+    host.add(
+        "dns_lookup",
+        t_ns=t,
+        pid=PROXY,
+        tid=PROXY,
+        comm=b"nginx",
+        peer=peer("10.0.0.53", 53),
+        name=b"app.shop.svc.cluster.local",
+        duration_ns=900_000,
+        tries=1,
+        result="nxdomain",
+    )
     assert failing(host)["cause"] == ("server_error" if usual else "dns")
 
 
@@ -117,8 +136,26 @@ def test_one_of_several_that_ends_in_order_is_not_why(others: bool) -> None:
     """A database with a process for each client, one of which leaves."""
     host, left = chain(b"500", b"500", b"53300"), 731
     t = times(0, 31) + S // 10
-    host.add("tcp_rtt", t_ns=t, pid=left, comm=b"postgres", role="server", netns=NETNS, sport=5432, saddr=DATABASE_AT[:16], peer=peer("127.0.0.1", 40001), rtt=(10, 30, 40, 50))
-    host.add("process_event", t_ns=T0 + 31 * S + S // 2, pid=left if others else DATABASE, comm=b"postgres", kind="exited", exit_code=0 if others else 1)
+    host.add(
+        "tcp_rtt",
+        t_ns=t,
+        pid=left,
+        comm=b"postgres",
+        role="server",
+        netns=NETNS,
+        sport=5432,
+        saddr=DATABASE_AT[:16],
+        peer=peer("127.0.0.1", 40001),
+        rtt=(10, 30, 40, 50),
+    )
+    host.add(
+        "process_event",
+        t_ns=T0 + 31 * S + S // 2,
+        pid=left if others else DATABASE,
+        comm=b"postgres",
+        kind="exited",
+        exit_code=0 if others else 1,
+    )
     found = failing(host)
     assert (found["cause"] == "resource_limit") is others
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import T0, Host, S, code, latest, run
 from tests.unit.test_correlate_processes import event
 
 WORKER, MASTER = 4100, 4000
@@ -17,7 +17,21 @@ WORKER, MASTER = 4100, 4000
 def at_work(host: Host, from_s: int, to_s: int, pid: int = WORKER, comm: bytes = b"celery") -> Host:
     """It waits at a pipe in each second, as a child of a pool does."""
     for at in range(from_s, to_s):
-        host.add("syscall_latency", t_ns=T0 + at * S + S // 2, pid=pid, tid=pid, comm=comm, cgroup_id=4711, syscall=b"read", basis="blocked", kind="waiting", interval_ns=S, count=9, sum_ns=S // 2, max_ns=S // 10)
+        host.add(
+            "syscall_latency",
+            t_ns=T0 + at * S + S // 2,
+            pid=pid,
+            tid=pid,
+            comm=comm,
+            cgroup_id=4711,
+            syscall=b"read",
+            basis="blocked",
+            kind="waiting",
+            interval_ns=S,
+            count=9,
+            sum_ns=S // 2,
+            max_ns=S // 10,
+        )
     return host
 
 

@@ -18,7 +18,7 @@ from agent.resources import cgroups
 from agent.resources.disks import names
 from agent.resources.limits import CgroupLimits, Used
 from agent.resources.resource_source import Resources, Watched
-from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, UNTIL, Host, S, around_stall, call, code, latest, run
 
 MB = 1_000_000
 #: Starts a program as often as it is told to, and says whether it could.
@@ -203,7 +203,18 @@ def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
-        host.add("resource", at=31, **PYTHON3, kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=direction.decode())
+        host.add(
+            "resource",
+            at=31,
+            **PYTHON3,
+            kind="io",
+            object=b"/c/api",
+            interval_ns=S,
+            used=990_000,
+            limit=MB,
+            device=device,
+            direction=direction.decode(),
+        )
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause_detail"] == "throttled") == by_it
@@ -231,7 +242,9 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
 def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
     host = Host(1).healthy(0, 60)
     for at in range(30, 36):
-        host.add("resource", at=at, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=40, limit=40, events=7)
+        host.add(
+            "resource", at=at, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=40, limit=40, events=7
+        )
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")

@@ -19,7 +19,7 @@ from agent.resources import process_stat
 from agent.resources.cgroups import Mounts
 from agent.resources.resource_source import MOST, Resources, Watched
 from agent.resources.spaces import Space, Spaces
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, run
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_resources import resource
 
@@ -62,7 +62,20 @@ def test_a_users_storm_of_signals_hides_no_servers_stop() -> None:
     event(host, "stopped", 30.2, signal=19, uid=REDIS)
     for n in range(3):  # a toy that listens, and others
         t = T0 + int((30.3 + n) * S) + np.arange(2000) * 100_000
-        host.add("process_event", 2000, t_ns=t, pid=5000 + n, tid=5000, comm=b"toy", cgroup_id=1, kind=np.arange(2000) % 2, signal=19, sender_pid=1, sender_comm=b"toy", uid=NOBODY)
+        host.add(
+            "process_event",
+            2000,
+            t_ns=t,
+            pid=5000 + n,
+            tid=5000,
+            comm=b"toy",
+            cgroup_id=1,
+            kind=np.arange(2000) % 2,
+            signal=19,
+            sender_pid=1,
+            sender_comm=b"toy",
+            uid=NOBODY,
+        )
     event(host, "continued", 32.7, signal=18, uid=REDIS)
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["culprit_comm"]) == (
