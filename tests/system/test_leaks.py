@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 
-PROGRAMS, CONNECTIONS, LIMITERS = 1009, 29, 5
+PROGRAMS, CONNECTIONS, LIMITERS = 1009, 53, 11
 
 
 def descriptors(agent: Agent) -> dict[str, int]:
