@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,13 +13,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.kernel.compiler import CACHE
 from tests.lab.timedaemons import chrony
-from tests.vm import kernels, machine
+from tests.vm import machine
 
 CHECKOUT = Path(__file__).parents[2]
-#: Compiled programs by kernel: compiling takes an emulated machine half a minute. The newest KEPT files stay.
-PROGRAMS, KEPT = kernels.CACHE.with_name("programs"), 64
 #: What shows that a family works, by family. ``system`` is the agent as a whole.
 FAMILIES = {
     "exec": ("test_ring.py", "test_pid_namespace.py", "test_loader.py"),
@@ -116,16 +111,7 @@ def run(
     tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises
     what ``machine.run`` raises.
     """
-    compiled = PROGRAMS / kernel
-    script = f"""
-        mkdir -p {CACHE} /run/out/programs
-        cp -r {shlex.quote(str(compiled))}/. {CACHE} 2>/dev/null
-        {first}
-        "$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1
-        status=$?
-        cp -r {CACHE}/. /run/out/programs
-        {last}
-        exit $status"""
+    script = f'{first}\n"$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1\nstatus=$?\n{last}\nexit $status'
     command = [
         "sh",
         "-c",
@@ -152,18 +138,9 @@ def run(
     except TimeoutError as error:
         (out / "log").write_text(str(error))
         raise
-    _keep(out / "programs", compiled)
     (out / "log").write_text(done.output)
     (out / "console").write_text(done.console)
     return Run(done, tuple(_results(out / "junit.xml")))
-
-
-def _keep(made: Path, place: Path) -> None:
-    """Programs that the agent's loader compiled and stored, for the next machine with this kernel."""
-    if made.is_dir():
-        shutil.copytree(made, place, dirs_exist_ok=True)
-        for old in sorted(place.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
 
 
 def _results(report: Path) -> Iterator[Result]:
