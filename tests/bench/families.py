@@ -36,6 +36,7 @@ from tests.bench.common import (
     report,
     running,
 )
+from tests.servers.certificates import self_signed
 
 _STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 _NEXT_ID, _FD_BY_ID = 11, 13
@@ -79,29 +80,9 @@ def stats_on() -> Iterator[None]:
 def handshakes(n: int) -> None:
     """TLS 1.3 in memory, both ends in this process."""
     with tempfile.TemporaryDirectory() as directory:
-        pem = Path(directory) / "pem"
-        subprocess.run(
-            [
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-subj",
-                "/CN=bench",
-                "-keyout",
-                str(pem),
-                "-out",
-                str(pem) + ".crt",
-            ],
-            check=True,
-            capture_output=True,
-        )
+        key, certificate = self_signed(Path(directory))
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(str(pem) + ".crt", str(pem))
+        server.load_cert_chain(certificate, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     for _ in range(n):

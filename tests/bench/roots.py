@@ -17,37 +17,12 @@ from pathlib import Path
 from tests.bench.common import arguments, report, running
 from tests.kernel.test_new_roots import Mounted, make_root
 from tests.kernel.test_tls_results import server
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 
 _CLIENT = "/usr/bin/openssl s_client -connect 127.0.0.1:{port} < /etc/none"
 _WAYS = {"at once": "", "20 ms after the root's first program": "sleep 0.02; ", "50 ms after": "sleep 0.05; "}
 _MOUNTED_S = (0.3, 0.1, 0.03)
-
-
-def certificates(directory: Path) -> Path:
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-keyout",
-            directory / "key",
-            "-out",
-            directory / "cert",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return directory
 
 
 def client(root: Path, before: str, port: str) -> tuple[int, float]:
@@ -98,7 +73,8 @@ def main() -> None:
         rest=(6.0, "seconds between two: the process that examines files ends after five"),
     )
     with tempfile.TemporaryDirectory() as directory, running() as agent:
-        certs = certificates(Path(directory))
+        certs = Path(directory)
+        self_signed(certs)
         time.sleep(given.rest)
         for cache in ((False,), (True,), (True, False), ())[given.listed]:
             for variant, before in _WAYS.items():

@@ -89,6 +89,16 @@ def holds(total: Total, truth: int) -> bool:
     return 0.98 * total.least <= truth and (total.most is None or truth <= 1.02 * total.most)
 
 
+def check_rows(watch: Watch, pid: int, truth: dict[str, Any]) -> None:
+    """That rows of a sampled limiter and of its rates agree, and name it."""
+    rates, rows = watch.rates(pid), watch.attached.rows("limiter_decision")
+    sampled = rows[(rows["pid"] == pid) & (rows["sample_rate"] < 1)]
+    assert set(rates["limiter_id"]) == set(sampled["limiter_id"])
+    assert int(rates["seen_allowed"].sum() + rates["seen_refused"].sum()) == len(sampled)
+    assert {f"rate.Limiter@{member:#x}" for member in sampled["member"].tolist()} == {truth["limiter"]}
+    assert (rates["watched_ns"] < rates["interval_ns"]).any()
+
+
 @pytest.mark.parametrize(
     ("load", "slowed"),
     [
@@ -114,12 +124,7 @@ def test_a_hot_limiter_is_sampled_and_the_truth_lies_in_its_interval(
     assert holds(allowed, truth["allowed"]), (allowed, truth)
     assert holds(refused, truth["refused"]), (refused, truth)
     assert (refused.most is None) == slowed
-    rates, rows = w.rates(program.pid), w.attached.rows("limiter_decision")
-    sampled = rows[(rows["pid"] == program.pid) & (rows["sample_rate"] < 1)]
-    assert set(rates["limiter_id"]) == set(sampled["limiter_id"])
-    assert int(rates["seen_allowed"].sum() + rates["seen_refused"].sum()) == len(sampled)
-    assert {f"rate.Limiter@{member:#x}" for member in sampled["member"].tolist()} == {truth["limiter"]}
-    assert (rates["watched_ns"] < rates["interval_ns"]).any()
+    check_rows(w, program.pid, truth)
 
 
 def test_one_that_decides_rarely_is_exact_again_after_a_hot_time(watch: Callable[..., Watch], tmp_path: Path) -> None:
@@ -165,3 +170,4 @@ def test_a_program_that_is_started_anew_while_it_is_sampled(
         allowed, refused = totals(w, pid)
         assert holds(allowed, truth["allowed"]), (allowed, truth)
         assert holds(refused, truth["refused"]), (refused, truth)
+        check_rows(w, pid, truth)

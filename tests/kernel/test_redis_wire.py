@@ -34,6 +34,7 @@ from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE, listening, until
 from tests.ports import free_port
+from tests.servers.certificates import self_signed
 from tests.servers.test_redis_streams import Redis
 
 _RESULTS = TABLES["limiter_decision"].by_name["result"].names
@@ -433,24 +434,7 @@ def test_nothing_comes_when_detached(server: Redis) -> None:
 
 
 def test_connections_with_tls_are_reported_of(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-    ]
-    subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
+    key, certificate = self_signed(tmp_path)
     port = free_port()
     options = {
         "port": port,

@@ -1,5 +1,5 @@
-"""The clock watch stopped, killed and hung: reported, waited for, replaced. Real steps (0.2 ms at most, undone) and
-real subscribers.
+"""The clock watch stopped and killed: reported, waited for, replaced. Real steps (0.2 ms at most, undone) and real
+subscribers. One that hangs: tests/unit/test_watch_process.py.
 """
 
 from __future__ import annotations
@@ -104,19 +104,6 @@ def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(ri
     assert sorted(os.sched_getscheduler(int(tid)) for tid in tasks) == [os.SCHED_OTHER] * 2 + [os.SCHED_RR] * SLEEPERS
     assert str(rig.watch.state()["watch"]).startswith("running; restarted 1 times, last ")
     assert rig.watch.state()["watch_restarts"] == 1
-    step(rig, -STEP_NS)
-
-
-def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
-    rig.watch.child.hung_s = 2.5
-    former = rig.watch.pid
-    os.kill(former, signal.SIGSTOP)
-    rig.until(lambda: rig.watch.pid != former and running(rig))
-    assert "(it sent no heartbeat)" in str(rig.watch.state()["watch"])
-    assert not os.path.exists(f"/proc/{former}")
-    subscribe_again(rig)
-    pid = step(rig, STEP_NS)
-    assert [n["actor"]["pid"] for n in rig.notices()] == [pid]  # type: ignore[index]
     step(rig, -STEP_NS)
 
 

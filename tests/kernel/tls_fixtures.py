@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kernel.tls_rig import Rig
+from tests.servers.certificates import self_signed
 
 
 @pytest.fixture
@@ -25,28 +25,5 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``cert`` and ``key`` for localhost, signed by itself."""
     directory = tmp_path_factory.mktemp("certs")
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-            "-keyout",
-            directory / "key",
-            "-out",
-            directory / "cert",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    self_signed(directory)
     return directory

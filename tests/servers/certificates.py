@@ -15,3 +15,12 @@ def certificates(directory: Path) -> None:
     for name, more in (("ca", ()), ("other", ()), ("server", signed)):
         own = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
         subprocess.run([*new, *own, *more], cwd=directory, check=True, capture_output=True)
+
+
+def self_signed(directory: Path) -> tuple[str, str]:
+    """Paths of a key and its certificate, of the name localhost: ``key`` and ``cert`` in the directory."""
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    key, certificate = str(directory / "key"), str(directory / "cert")
+    more = ("-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate)
+    subprocess.run([*command.split(), *more], check=True, capture_output=True)
+    return key, certificate

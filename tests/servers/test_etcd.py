@@ -26,7 +26,7 @@ from tests.patience import until
 from tests.releases import program, unpacked
 from tests.servers.etcd import Etcd, EtcdNode, Watcher, ask, end_of, text
 from tests.servers.polled import failed, poll, row_of, until_row, watched
-from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
+from tests.servers.test_rabbitmq import Odd, _once
 
 S = 10**9
 
@@ -467,8 +467,6 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("say", "failure", "words"),
     [
-        (_slowly, "no_answer", "no answer in time"),
-        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536), "other", "too large"),
         (_once(b'HTTP/1.1 403 Forbidden\r\nContent-Length: 18\r\n\r\n{"error":"refused"}'[:-1]), "login", "HTTP 403"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "JSON gateway"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"), "other", "JSON gateway"),
@@ -477,6 +475,7 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
 def test_a_server_that_answers_badly_is_down_with_the_reason(
     say: Callable[[Any], None], failure: str, words: str
 ) -> None:
+    """What is odd as HTTP, slow, endless or too large: test_rabbitmq.py, by the same client."""
     server = Odd(say)
     with watched(BROKER, f"http://127.0.0.1:{server.port}") as queue:
         (row,) = poll(queue)

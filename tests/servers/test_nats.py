@@ -28,7 +28,7 @@ from tests.ports import free_ports
 from tests.releases import program, unpacked
 from tests.servers.nats import SECOND, Nats, NatsClient, client
 from tests.servers.polled import failed, poll, row_of, until_row, watched
-from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
+from tests.servers.test_rabbitmq import Odd, _once
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -450,17 +450,15 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
 @pytest.mark.parametrize(
     ("say", "failure", "words"),
     [
-        (_slowly, "no_answer", "no answer in time"),
-        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536), "other", "too large"),
         (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "monitoring port"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "other", "monitoring port"),
-        (_once(b"INFO {}\r\n"), "other", "not HTTP"),
     ],
 )
 def test_a_server_that_answers_badly_is_down_with_the_reason(
     say: Callable[[Any], None], failure: str, words: str
 ) -> None:
+    """What is odd as HTTP, slow, endless or too large: test_rabbitmq.py, by the same client."""
     server = Odd(say)
     with watched(BROKER, f"http://guest:secret@127.0.0.1:{server.port}") as queue:
         (row,) = poll(queue)

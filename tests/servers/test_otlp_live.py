@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import until
+from tests.servers.certificates import self_signed
 from tests.servers.strict_receiver import Span, StrictReceiver
 from tests.system.agent import Agent
 
@@ -49,30 +50,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-            "-keyout",
-            tmp_path / "key",
-            "-out",
-            tmp_path / "cert",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    self_signed(tmp_path)
     return tmp_path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +12,7 @@ import pytest
 
 from exporters.otlp_settings import Endpoint
 from exporters.send import HttpSender
+from tests.servers.certificates import self_signed
 
 
 class _Takes(BaseHTTPRequestHandler):
@@ -31,29 +31,7 @@ class _Takes(BaseHTTPRequestHandler):
 @pytest.fixture
 def collector(tmp_path: Path) -> Iterator[tuple[int, str]]:
     """(its port, its certificate)."""
-    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with HTTPServer(("127.0.0.1", 0), _Takes) as server:

@@ -115,21 +115,21 @@ def test_the_truth_is_within_the_bounds_at_each_poll(seldom: Rabbit) -> None:
     queue = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(seldom.url + "&queues=fast"), timeout_s=20))
     script, phases, ages = Script(seldom, "fast"), {"idle": 0, "published": 0, "taken": 0, "left": 0}, 0
     try:
-        for second in range(70):
+        for turn in range(54):
             phase = next(
-                name for name, end in {"idle": 10, "published": 35, "taken": 55, "left": 70}.items() if second < end
+                name for name, end in {"idle": 5, "published": 25, "taken": 42, "left": 54}.items() if turn < end
             )
             script.per_step, script.takes = {"idle": 0, "published": 5, "taken": 3, "left": 0}[phase], phase == "taken"
             before, first, asked_ns = script.ready(), script.oldest_ns(), time.monotonic_ns()
             row = row_of(poll(queue), "fast")
             after, then, answered_ns = script.ready(), script.oldest_ns(), time.monotonic_ns()
             if row is not None and row["lag_at_least"] >= 0:
-                assert row["lag_at_least"] <= max(before[1], after[1]), (second, before, row, after)
-                assert row["lag_messages"] >= min(before[0], after[0]), (second, before, row, after)
+                assert row["lag_at_least"] <= max(before[1], after[1]), (turn, before, row, after)
+                assert row["lag_messages"] >= min(before[0], after[0]), (turn, before, row, after)
                 phases[phase] += 1
                 if row["lag_error_s"] >= 0 and first and then:
-                    assert (row["lag_s"] - row["lag_error_s"]) * 1e9 <= answered_ns - first[0], (second, row)
-                    assert (row["lag_s"] + row["lag_error_s"]) * 1e9 >= asked_ns - then[1], (second, row)
+                    assert (row["lag_s"] - row["lag_error_s"]) * 1e9 <= answered_ns - first[0], (turn, row)
+                    assert (row["lag_s"] + row["lag_error_s"]) * 1e9 >= asked_ns - then[1], (turn, row)
                     ages += 1
             time.sleep(0.7)
         assert min(phases[name] for name in ("published", "taken", "left")) >= 5 and ages > 10, (phases, ages)
@@ -197,12 +197,11 @@ def test_a_purged_queue_is_not_read_and_a_deleted_one_is_gone(rabbit: Rabbit) ->
         until_row(queue, "purged", "", lambda row: row["lag_messages"] > 100 and row["in_per_s"] > 20)
     with rabbit.connect() as connection:
         assert connection.channel().queue_purge("purged") > 90  # what was counted last may be newer
-    end = time.monotonic() + 5 * PATIENCE
-    while time.monotonic() < end:
+    for _ in range(10):
         row = row_of(poll(queue), "purged")
         assert not row["out_per_s"] > 0 and row["status"] not in (b"draining", b"rewound")
         time.sleep(0.5)
-    assert (row["lag_messages"], row["status"]) == (0, b"ok")
+    until_row(queue, "purged", "", lambda row: (row["lag_messages"], row["status"]) == (0, b"ok"))
     with rabbit.connect() as connection:
         connection.channel().queue_delete("purged")
     row = until_row(queue, "purged", "", lambda row: row["status"] == b"gone")

@@ -70,6 +70,13 @@ class Agent:
                 return list(self.json("query", table, "--where", where)["rows"])
         return rows
 
+    def some(self, table: str, where: str, limit_s: float = 10) -> list[dict[str, Any]]:
+        """Rows of a table as soon as there is one; empty if none comes."""
+        for _ in tries(limit_s, 0.2, 2):
+            if rows := self.json("query", table, "--where", where)["rows"]:
+                return list(rows)
+        return []
+
     def ready(self, limit_s: float = 30) -> Agent:
         until(
             lambda: b"ready attached=" in self.errors.read_bytes() or self.process.poll() is not None,

@@ -23,6 +23,7 @@ import pytest
 
 from agent.binaries.gopcln import magics
 from tests.patience import PATIENCE, until
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 from tests.unit.hostile_elf import elf, note
 
@@ -102,25 +103,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def shake(tmp_path: Path) -> Callable[[Agent], int]:
     """Three handshakes of root's openssl with the system's library; how many of them the agent saw."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = self_signed(tmp_path)
 
     def make(agent: Agent) -> int:
         with socket.create_server(("127.0.0.1", 0)) as found:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,25 +37,7 @@ def finished(*command: str) -> Iterator[tuple[int, str]]:
 @contextmanager
 def server(folder: Path) -> Iterator[int]:
     """The port of a TLS server."""
-    key, certificate, port = str(folder / "key"), str(folder / "certificate"), free_port()
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    (key, certificate), port = self_signed(folder), free_port()
     with subprocess.Popen(
         ["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate],
         stdin=subprocess.PIPE,

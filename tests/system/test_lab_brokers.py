@@ -35,7 +35,8 @@ def kafka() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("system", "names"),
     [
-        ("celery", ("celery_poison", "celery_prefetch_full")),
+        ("celery", ("celery_prefetch_full",)),
+        ("celery", ("celery_poison",)),
         ("rabbitmq", ("rabbitmq_memory_alarm", "rabbitmq_ledger_slow")),
         ("kafka", ("kafka_rebalance_storm",)),
         ("postgresql", ("postgresql_network_loss", "postgresql_server_stopped")),

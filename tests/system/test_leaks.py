@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.kernel.go_fixture import go_binary
 from tests.patience import until
 from tests.ports import free_port
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 
 PROGRAMS, CONNECTIONS, LIMITERS = 1009, 53, 11
@@ -28,25 +29,7 @@ def memory(agent: Agent) -> int:
 
 def test_many_programs_leave_nothing_behind(start: Callable[..., Agent], tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    key, certificate, port = str(tmp_path / "key"), str(tmp_path / "certificate"), free_port()
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    (key, certificate), port = self_signed(tmp_path), free_port()
     agent = start().ready()
     time.sleep(1)
     before, held = descriptors(agent), memory(agent)

@@ -22,7 +22,7 @@ def test_limiters_beyond_those_that_are_watched(start: Callable[..., Agent]) -> 
             if i % 50 == 49:
                 time.sleep(0.05)  # a socket holds but so many
     assert len(agent.rows("limiter_decision", "true", LIMITERS)) == LIMITERS
-    (row, *_) = agent.rows("probe_status", "probe = 'correlator'", 1)
+    (row, *_) = agent.some("probe_status", "probe = 'correlator'")
     assert row["state"] == "degraded" and "seconds of limiters" in row["reason"]
     assert any(
         agent.status()["correlator_dropped"]["subjects"] >= LIMITERS - WATCHED or time.sleep(0.1) for _ in range(300)

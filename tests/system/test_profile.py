@@ -20,7 +20,7 @@ import pytest
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 
-USUAL_S, FREEZE_S, FAULT_S = 16, 0.7, 40
+USUAL_S, FREEZE_S, FAULT_S = 14, 0.7, 40
 
 #: In a mount namespace of its own: a file system on the slow disk, and a limiter's decisions each of which waits for a
 #: file on it.

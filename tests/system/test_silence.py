@@ -18,6 +18,7 @@ import pytest
 
 from tests.patience import listening
 from tests.ports import free_port
+from tests.servers.certificates import self_signed
 from tests.system.agent import Agent
 
 #: Seconds of it; a shorter time than an operator would wait, so that the suite ends.
@@ -99,26 +100,7 @@ def test_a_healthy_busy_host_has_no_finding(start: Callable[..., Agent], public:
     redis, plain, tls = free_port(), free_port(), free_port()
     (public / "page").write_bytes(b"x" * 20_000)
     (public / "nginx.conf").write_text(NGINX.format(directory=public, plain=plain, tls=tls))
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-subj",
-            "/CN=localhost",
-            "-keyout",
-            str(public / "key"),
-            "-out",
-            str(public / "cert"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    self_signed(public)
     with (
         running("redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(public)),
         running("nginx", "-e", str(public / "nginx.log"), "-c", str(public / "nginx.conf")),

@@ -42,8 +42,22 @@ class Host:
         self.rng = np.random.default_rng(seed)
         self.made: list[Batch] = []
 
-    def add(self, table: str, n: int, **columns: object) -> None:
-        self.made.append(make(table, n, **columns))
+    def add(self, table: str, n: int | None = None, /, *, at: Any = None, rtt: Any = None, **columns: object) -> None:
+        """Rows of a table, as many as their times unless ``n`` is given. at: seconds after T0. rtt: samples, and their
+        least, mean and greatest in us. A column whose values have names is given one. A process whose start is not
+        given began at START.
+        """
+        known = TABLES[table].by_name
+        given = {name: code(table, name, value) if isinstance(value, str) else value for name, value in columns.items()}
+        if at is not None:
+            given["t_ns"] = T0 + (np.asarray(at) * S).astype(np.int64)
+        if rtt is not None:
+            samples, least, mean, most = rtt
+            given |= {"samples": samples, "rtt_sum_us": samples * mean, "rtt_min_us": least, "rtt_max_us": most}
+            given["srtt_us"] = mean
+        if "pid" in given and "proc_start_ns" in known:
+            given.setdefault("proc_start_ns", START)
+        self.made.append(make(table, np.size(given["t_ns"]) if n is None else n, **given))
 
     def decisions(
         self,
@@ -90,17 +104,12 @@ class Host:
         v = self.rng.normal(us, us / 10, len(t)).astype(np.int64)
         self.add(
             "tcp_rtt",
-            len(t),
             t_ns=t,
             pid=pid,
             proc_start_ns=START,
-            role=code("tcp_rtt", "role", "client"),
-            peer=np.frombuffer(to, "V18"),
-            samples=10,
-            rtt_sum_us=v * 10,
-            rtt_min_us=v,
-            rtt_max_us=v + 5,
-            srtt_us=v,
+            role="client",
+            peer=to,
+            rtt=(10, v, v, v + 5),
             sock_id=77,
             interval_ns=S,
             **more,
@@ -111,19 +120,13 @@ class Host:
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
         self.add(
             "tcp_rtt",
-            len(t),
             t_ns=t,
             pid=REDIS_PID,
-            proc_start_ns=START,
             comm=b"redis-server",
-            role=code("tcp_rtt", "role", "server"),
+            role="server",
             sport=6399,
-            peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
-            samples=10,
-            rtt_sum_us=450,
-            rtt_max_us=50,
-            rtt_min_us=40,
-            srtt_us=45,
+            peer=peer("127.0.0.1", 40000),
+            rtt=(10, 40, 45, 50),
         )
 
     def queue(
@@ -172,12 +175,10 @@ class Host:
         t = T0 + ((np.arange(a, b) + 0.2) * S).astype(np.int64)
         self.add(
             "socket_queue",
-            len(t),
             t_ns=t,
             pid=WEB_PID,
-            proc_start_ns=START,
             comm=b"nginx",
-            kind=code("socket_queue", "kind", "accept"),
+            kind="accept",
             sport=8080,
             queue=self.rng.poisson(2, len(t)) if queue is None else queue,
             limit=limit,
@@ -194,7 +195,6 @@ class Host:
             t_ns=t,
             pid=WEB_PID,
             tid=WEB_PID,
-            proc_start_ns=START,
             duration_ns=self.rng.lognormal(np.log(8 * MS), 0.6, n).astype(np.int64),
         )
         self.add(
@@ -203,21 +203,13 @@ class Host:
             t_ns=t + 5,
             pid=WEB_PID,
             tid=WEB_PID,
-            proc_start_ns=START,
             kind=0,
             syscall=b"fsync",
             fd_type=b"file",
             duration_ns=self.rng.lognormal(np.log(15 * MS), 0.5, n).astype(np.int64),
             run_queue_ns=1 * MS,
         )
-        self.add(
-            "tcp_reset",
-            n // 10,
-            t_ns=t[: n // 10],
-            pid=WEB_PID,
-            proc_start_ns=START,
-            peer=np.frombuffer(peer("10.0.0.9", 50000), "V18"),
-        )
+        self.add("tcp_reset", n // 10, t_ns=t[: n // 10], pid=WEB_PID, peer=peer("10.0.0.9", 50000))
 
     def healthy(self, a: float, b: float) -> Host:
         self.decisions(a, b)
@@ -232,8 +224,8 @@ class Host:
         """Five connects of the program to its broker, from 30 s on."""
         t_ns = T0 + 30 * S + np.arange(5) * 200 * MS
         its = {"t_ns": t_ns, "pid": APP_PID, "proc_start_ns": START, "peer": PEER}
-        self.add("tcp_connect", 5, **its, result=code("tcp_connect", "result", "failed"), errno=111)
-        self.add("tcp_reset", 5, **its, direction=code("tcp_reset", "direction", "received"))
+        self.add("tcp_connect", 5, **its, result="failed", errno=111)
+        self.add("tcp_reset", 5, **its, direction="received")
 
     def stalled_decision(
         self, at: float, seconds: float, children: bool = True, pid: int = APP_PID, rtt_us: float | None = 45
@@ -242,29 +234,25 @@ class Host:
         end = T0 + int(at * S)
         self.add(
             "limiter_decision",
-            1,
             t_ns=end,
             pid=pid,
             tid=pid,
-            proc_start_ns=START,
             comm=b"python3",
             limiter_id=b"api",
             library=b"own",
             cost=1.0,
-            result=code("limiter_decision", "result", "allowed"),
+            result="allowed",
             duration_ns=int(seconds * S),
         )
         if children:
             self.add(
                 "slow_syscall",
-                1,
                 t_ns=end - 20 * US,
                 pid=pid,
                 tid=pid,
-                proc_start_ns=START,
                 comm=b"python3",
-                kind=code("slow_syscall", "kind", "waiting"),
-                peer=np.frombuffer(REDIS, "V18"),
+                kind="waiting",
+                peer=REDIS,
                 syscall=b"recvfrom",
                 fd_type=b"socket",
                 duration_ns=int(seconds * S) - 50 * US,
@@ -277,12 +265,10 @@ class Host:
         before = 1_700_000_000 * S
         self.add(
             "clock_change",
-            1,
-            t_ns=T0 + int(at * S),
+            at=at,
             pid=pid,
-            proc_start_ns=START,
             comm=comm,
-            kind=code("clock_change", "kind", kind),
+            kind=kind,
             via=b"clock_settime",
             size_ns=size_ns,
             err_ns=50,
@@ -384,23 +370,9 @@ def around_stall(decision: Callable[[Host], None]) -> Host:
 
 
 def call(host: Host, **columns: object) -> None:
-    host.add(
-        "slow_syscall",
-        1,
-        **(
-            {
-                "t_ns": T0 + int(31.3 * S),
-                "pid": APP_PID,
-                "tid": APP_PID,
-                "proc_start_ns": START,
-                "comm": b"python3",
-                "kind": code("slow_syscall", "kind", "slow"),
-                "duration_ns": int(1.25 * S),
-                "run_queue_ns": 0,
-            }
-            | columns
-        ),
-    )
+    pid = columns.setdefault("pid", APP_PID)
+    its = {"t_ns": T0 + int(31.3 * S), "tid": pid, "comm": b"python3", "kind": "slow"}
+    host.add("slow_syscall", **{**its, "duration_ns": int(1.25 * S), "run_queue_ns": 0, **columns})
 
 
 def broker_slow() -> Host:
@@ -423,7 +395,6 @@ def network_loss() -> Host:
             3,
             t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS,
             pid=APP_PID,
-            proc_start_ns=START,
             peer=PEER,
             kind=0,
             count=1,
@@ -443,16 +414,7 @@ def broker_down() -> Host:
 def tls() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
-        host.add(
-            "tls_handshake",
-            1,
-            t_ns=T0 + int(31.39 * S),
-            pid=APP_PID,
-            tid=APP_PID,
-            proc_start_ns=START,
-            peer=PEER,
-            duration_ns=int(1.3 * S),
-        )
+        host.add("tls_handshake", at=31.39, pid=APP_PID, tid=APP_PID, peer=PEER, duration_ns=int(1.3 * S))
 
     return around_stall(stall)
 

@@ -179,8 +179,8 @@ def test_a_client_that_cannot_be_used_is_reported() -> None:
 
 
 def test_what_nobody_takes_is_counted(kept: Kept) -> None:
-    kept.brokers.use((kept.url,) * 20, 0.1)
-    time.sleep(4)
+    kept.brokers.use((kept.url,) * 40, 0.1)
+    time.sleep(2)
     kept.until(lambda: "loss" in kept.rows)
     row = kept.rows["loss"][0]
     assert (row["source"], TABLES["loss"].by_name["stage"].names[row["stage"]]) == (b"redis poller", "intake")

@@ -12,6 +12,8 @@ from tests.unit.correlate_scenarios import APP_PID, REDIS, START, T0, UNTIL, Hos
 CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
 NETNS = 4026531840
 PROXY_AT, APP_AT, DATABASE_AT = (peer("127.0.0.1", port) for port in (8080, 8000, 5432))
+NGINX = {"pid": PROXY, "comm": b"nginx", "netns": NETNS}
+GUNICORN = {"pid": APP, "tid": APP, "comm": b"gunicorn"}
 
 
 def times(a: float, b: float) -> np.ndarray:
@@ -23,35 +25,16 @@ def talks(
 ) -> None:
     """One asks the other all the time."""
     t = times(0, until)
-    shared: dict[str, Any] = {
-        "t_ns": t,
-        "proc_start_ns": START,
-        "netns": NETNS,
-        "samples": 10,
-        "rtt_sum_us": 400,
-        "rtt_min_us": 30,
-        "rtt_max_us": 50,
-        "srtt_us": 40,
-    }
+    shared: dict[str, Any] = {"t_ns": t, "netns": NETNS, "rtt": (10, 30, 40, 50)}
+    host.add("tcp_rtt", pid=pid, comm=comm, role="client", peer=to, saddr=to[:16], **shared)
     host.add(
         "tcp_rtt",
-        len(t),
-        pid=pid,
-        comm=comm,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(to, "V18"),
-        saddr=np.frombuffer(to[:16], "V16"),
-        **shared,
-    )
-    host.add(
-        "tcp_rtt",
-        len(t),
         pid=server,
         comm=its,
-        role=code("tcp_rtt", "role", "server"),
+        role="server",
         sport=port,
-        saddr=np.frombuffer(to[:16], "V16"),
-        peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
+        saddr=to[:16],
+        peer=peer("127.0.0.1", 40000),
         **shared,
     )
 
@@ -70,12 +53,11 @@ def answers(
     t = times(a, b)
     host.add(
         "service_answer",
-        len(t),
         t_ns=t,
         pid=pid,
         proc_start_ns=START,
         netns=NETNS,
-        peer=np.frombuffer(to, "V18"),
+        peer=to,
         protocol=protocol,
         code=output,
         count=n,
@@ -192,37 +174,16 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     host = chain(b"504")
     t = times(30, 35)
     host.add(
-        "tcp_close",
-        len(t),
-        t_ns=t + S // 2,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
-        waited_ns=1_000_000_000,
-        bytes_in=0,
+        "tcp_close", len(t), t_ns=t + S // 2, **NGINX, peer=APP_AT, role="client", waited_ns=1_000_000_000, bytes_in=0
     )
     host.add(
-        "slow_syscall",
-        1,
-        t_ns=T0 + 34 * S,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        kind=code("slow_syscall", "kind", "waiting"),
-        peer=np.frombuffer(DATABASE_AT, "V18"),
-        syscall=b"recvfrom",
-        duration_ns=4 * S,
+        "slow_syscall", at=34, **GUNICORN, kind="waiting", peer=DATABASE_AT, syscall=b"recvfrom", duration_ns=4 * S
     )
     host.add(
         "process_event",
         2,
-        t_ns=T0 + np.array([30, 34]) * S,
+        at=np.array([30, 34]),
         pid=DATABASE,
-        proc_start_ns=START,
         comm=b"postgres",
         kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]),
         signal=19,
@@ -250,19 +211,7 @@ def test_an_error_of_its_own_is_reported_as_such() -> None:
 def refused(errno: int = 111) -> Host:
     host = chain(b"502")
     t = times(30, 35)
-    host.add(
-        "tcp_connect",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        result=code("tcp_connect", "result", "failed"),
-        errno=errno,
-        duration_ns=90_000,
-    )
+    host.add("tcp_connect", t_ns=t, **NGINX, peer=APP_AT, result="failed", errno=errno, duration_ns=90_000)
     return host
 
 
@@ -276,12 +225,10 @@ def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
     host = refused()
     host.add(
         "process_event",
-        1,
         t_ns=T0 + 30 * S - S // 100,
         pid=APP,
-        proc_start_ns=START,
         comm=b"gunicorn",
-        kind=code("process_event", "kind", "killed"),
+        kind="killed",
         signal=9,
         sender_pid=31,
         sender_comm=b"bash",
@@ -296,14 +243,10 @@ def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> No
     t = times(30, 35)
     host.add(
         "tcp_close",
-        len(t),
         t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
+        **NGINX,
+        peer=APP_AT,
+        role="client",
         waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)),
         bytes_in=0,
     )
@@ -315,17 +258,13 @@ def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_ser
     host, at = chain(b"502", b"502"), times(30, 35)
     host.add(
         "dns_lookup",
-        len(at),
         t_ns=at,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
+        **GUNICORN,
+        peer=peer("10.0.0.53", 53),
         name=b"db.internal",
         duration_ns=2 * S,
         tries=2,
-        result=code("dns_lookup", "result", "timeout"),
+        result="timeout",
     )
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
@@ -349,14 +288,12 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     t = times(0, UNTIL)
     host.add(
         "service_latency",
-        len(t),
         t_ns=t,
         pid=DATABASE,
-        proc_start_ns=START,
         comm=b"redis-server",
         netns=NETNS,
         sport=5432,
-        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
+        saddr=DATABASE_AT[:16],
         requests=10,
         interval_ns=S,
         uid=SERVES,

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, peer, run
 
 SHOP_PID, PORT, TICK = 1700, 8080, 4 * MS
+SHOP = {"pid": SHOP_PID, "tid": SHOP_PID, "comm": b"shop"}
 
 
 def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 0, **columns: object) -> None:
@@ -161,16 +162,14 @@ def test_the_lock_is_known_once_its_wait_is_over() -> None:
         call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
         host.add(
             "syscall_latency",
-            1,
             t_ns=T0 + 34 * S + 990 * MS,
             interval_ns=S,
             pid=SHOP_PID,
-            proc_start_ns=START,
             comm=b"shop",
             syscall=b"flock",
             count=1,
-            basis=code("syscall_latency", "basis", "blocked"),
-            kind=code("syscall_latency", "kind", "slow"),
+            basis="blocked",
+            kind="slow",
             sum_ns=4800 * MS,
             max_ns=4800 * MS,
             run_queue_ns=0,
@@ -191,19 +190,7 @@ def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_ow
 def test_a_process_that_was_stopped() -> None:
     host = stalled(calls=False)
     for at, kind in ((30.0, "stopped"), (31.38, "continued")):
-        host.add(
-            "process_event",
-            1,
-            t_ns=T0 + int(at * S),
-            pid=SHOP_PID,
-            tid=SHOP_PID,
-            proc_start_ns=START,
-            comm=b"shop",
-            kind=code("process_event", "kind", kind),
-            signal=19,
-            sender_pid=77,
-            sender_comm=b"kill",
-        )
+        host.add("process_event", at=at, **SHOP, kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
     (one,) = found(host)
     assert one["cause"] == "process_stopped"
 
@@ -211,17 +198,7 @@ def test_a_process_that_was_stopped() -> None:
 def test_a_process_that_ended_in_order_had_answered() -> None:
     """One of a server's many: its session was over."""
     host = stalled(requests=20, calls=False)
-    host.add(
-        "process_event",
-        1,
-        t_ns=T0 + int(31.38 * S),
-        pid=SHOP_PID,
-        tid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        kind=code("process_event", "kind", "exited"),
-        exit_code=0,
-    )
+    host.add("process_event", at=31.38, **SHOP, kind="exited", exit_code=0)
     (one,) = found(host)
     assert one["cause"] == "unknown"
 
@@ -230,11 +207,9 @@ def test_no_processor() -> None:
     host = stalled(calls=False)
     host.add(
         "cpu_wait",
-        1,
         t_ns=T0 + 31 * S + 990 * MS,
         interval_ns=S,
         pid=SHOP_PID,
-        proc_start_ns=START,
         comm=b"shop",
         by_pid=55,
         by_comm=b"burner",

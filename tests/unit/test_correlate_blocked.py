@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import Batch
 from agent.correlate.correlator import Correlator
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, latest, run
 
 PID = 2100
 OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
@@ -18,7 +18,6 @@ OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
 def held(host: Host, second: int, calls: int, each_ms: float) -> None:
     host.add(
         "syscall_latency",
-        1,
         t_ns=T0 + second * S + 990 * MS,
         interval_ns=S,
         syscall=b"fsync",
@@ -26,8 +25,8 @@ def held(host: Host, second: int, calls: int, each_ms: float) -> None:
         sum_ns=int(calls * each_ms * MS),
         max_ns=int(each_ms * MS),
         run_queue_ns=0,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
+        basis="blocked",
+        kind="slow",
         **OWN,
     )
 
@@ -80,7 +79,7 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
         of.add(
             "syscall_latency",
             60,
-            t_ns=T0 + second * S,
+            at=second,
             pid=50_000 + second * 60 + np.arange(60),
             proc_start_ns=T0 + (second - 1) * S,
             comm=b"cc1",
@@ -88,8 +87,8 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
             count=3,
             sum_ns=MS,
             max_ns=MS,
-            basis=code("syscall_latency", "basis", "blocked"),
-            kind=code("syscall_latency", "kind", "slow"),
+            basis="blocked",
+            kind="slow",
         )
     (one,) = [f for f in latest(run(of, UNTIL, each=seen.append)) if f["symptom"] == "blocked_time"]
     assert one["culprit_object"] == "/dev/sdb" and seen[-1].losses()["subjects"] == 0
@@ -122,14 +121,13 @@ def test_processes_that_write_as_they_please() -> None:
             times = rng.lognormal(np.log(6 * MS), 0.8, min(calls, 400))
             of.add(
                 "syscall_latency",
-                1,
-                t_ns=T0 + second * S,
+                at=second,
                 interval_ns=S,
                 syscall=b"write",
                 count=len(times),
                 sum_ns=int(times.sum()),
-                basis=code("syscall_latency", "basis", "blocked"),
-                kind=code("syscall_latency", "kind", "slow"),
+                basis="blocked",
+                kind="slow",
                 **OWN | {"pid": PID + k},
             )
     assert latest(run(of, 600, every_ms=1000)) == []
@@ -137,16 +135,7 @@ def test_processes_that_write_as_they_please() -> None:
 
 def test_an_end_does_not_explain_what_was_before_it() -> None:
     of = host(4, 220)
-    of.add(
-        "process_event",
-        1,
-        t_ns=T0 + 36 * S,
-        **OWN,
-        kind=code("process_event", "kind", "exited"),
-        exit_code=0,
-        signal=15,
-        sender_pid=77,
-    )
+    of.add("process_event", at=36, **OWN, kind="exited", exit_code=0, signal=15, sender_pid=77)
     (one,) = found(of)
     assert one["cause"] == "syscall"
 

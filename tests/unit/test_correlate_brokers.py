@@ -98,20 +98,10 @@ def test_a_consumer_that_crashes_again_and_again_is_why_its_group_is_rebalanced(
     for n, ended in enumerate((30, 34, 38, 42, 46, UNTIL)):
         process = {"pid": 601 + n, "proc_start_ns": START + begun * S, "comm": b"worker"}
         t = T0 + np.arange(begun, ended) * S
-        host.add(
-            "tcp_rtt",
-            len(t),
-            t_ns=t,
-            **process,
-            role=code("tcp_rtt", "role", "client"),
-            peer=PEER,
-            samples=20,
-            srtt_us=45,
-            interval_ns=S,
-        )
+        host.add("tcp_rtt", t_ns=t, **process, role="client", peer=PEER, samples=20, srtt_us=45, interval_ns=S)
         if ended < UNTIL:
             crash = {"kind": code("process_event", "kind", "killed"), "signal": 11, "uid": 1000}
-            host.add("process_event", 1, t_ns=T0 + ended * S, **process, **crash)
+            host.add("process_event", at=ended, **process, **crash)
         begun = ended
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "rebalancing"]
     assert (finding["cause"], finding["culprit_comm"]) == ("process_killed", "worker")
@@ -155,24 +145,13 @@ def waiting_for_ledger(host: Host, seconds: np.ndarray, max_ns: np.ndarray, unti
     t = T0 + np.arange(0, until) * S
     who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
     for to in (PEER, LEDGER):
-        host.add(
-            "tcp_rtt",
-            len(t),
-            t_ns=t,
-            **who,
-            role=code("tcp_rtt", "role", "client"),
-            peer=to,
-            samples=20,
-            srtt_us=45,
-            interval_ns=S,
-        )
+        host.add("tcp_rtt", t_ns=t, **who, role="client", peer=to, samples=20, srtt_us=45, interval_ns=S)
     host.add(
         "syscall_latency",
-        len(seconds),
-        t_ns=T0 + seconds * S,
+        at=seconds,
         **who,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "waiting"),
+        basis="blocked",
+        kind="waiting",
         peer=LEDGER,
         interval_ns=S,
         max_ns=max_ns,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, call
 from tests.unit.test_correlate_answers import SHOP_PID, answers, found, served
 
 
@@ -18,10 +18,8 @@ def used(
     t = T0 + (np.arange(a, b) + 1) * S
     host.add(
         "cpu_use",
-        len(t),
         t_ns=t,
         pid=pid,
-        proc_start_ns=START,
         comm=comm,
         interval_ns=S,
         user_ns=int((1 - in_kernel) * share * S),
@@ -123,7 +121,6 @@ def test_what_it_waited_for_comes_first(kind: str) -> None:
             t_ns=t,
             interval_ns=S,
             pid=SHOP_PID,
-            proc_start_ns=START,
             comm=b"shop",
             count=300,
             wait_ns=700 * MS,
@@ -141,10 +138,9 @@ def test_who_computes_while_others_run_too_computes() -> None:
     host.add(
         "cpu_wait",
         3,
-        t_ns=T0 + np.arange(31, 34) * S,
+        at=np.arange(31, 34),
         interval_ns=S,
         pid=SHOP_PID,
-        proc_start_ns=START,
         comm=b"shop",
         count=300,
         wait_ns=470 * MS,
@@ -192,12 +188,11 @@ def test_a_profile_reports_where_it_ran() -> None:
     host.add(
         "on_cpu",
         2,
-        t_ns=T0 + 35 * S,
+        at=35,
         interval_ns=3 * S,
         investigation=b"a.0",
         pid=SHOP_PID,
         tid=[SHOP_PID, SHOP_PID + 1],
-        proc_start_ns=START,
         comm=b"shop",
         count=[700, 40],
         sum_ns=[2900 * MS, 100 * MS],

@@ -296,12 +296,11 @@ def test_timers_that_the_step_moved_are_counted_by_queue(sign: int, how: str) ->
     for system, destination, kind, count, moved in timers:
         host.add(
             "timer_effect",
-            1,
             t_ns=at,
             jump_t_ns=at,
             system=system,
             destination=destination,
-            kind=code("timer_effect", "kind", kind),
+            kind=kind,
             timers=count,
             moved_ns=-sign * moved,
         )

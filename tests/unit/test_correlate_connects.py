@@ -9,40 +9,28 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import APP_PID, T0, Host, S, latest, peer, run
 
 API = peer("10.0.0.2", 443)
 UNTIL = 60
+APP = {"pid": APP_PID, "netns": 4026531840}
 
 
 def connects(host: Host, at: np.ndarray, failed: object = None, to: bytes = API) -> None:
     """At these times; failed: with that errno, where one is given."""
     host.add(
         "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(to, "V18"),
-        result=code("tcp_connect", "result", "failed" if failed else "ok"),
+        at=at,
+        **APP,
+        peer=to,
+        result="failed" if failed else "ok",
         errno=failed or 0,
         duration_ns=300_000,
     )
 
 
 def resets(host: Host, at: np.ndarray, role: str = "client") -> None:
-    host.add(
-        "tcp_reset",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(API, "V18"),
-        role=code("tcp_reset", "role", role),
-        direction=code("tcp_reset", "direction", "received"),
-    )
+    host.add("tcp_reset", at=at, **APP, peer=API, role=role, direction="received")
 
 
 def steady() -> Host:
@@ -132,34 +120,13 @@ def test_a_busy_host_on_which_some_connects_fail_is_not_reported(seed: int) -> N
 def slow(seconds: float = 1.1) -> Host:
     host = steady()
     at = np.arange(30, 33, 0.4) + 0.1
-    host.add(
-        "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(API, "V18"),
-        result=code("tcp_connect", "result", "ok"),
-        errno=0,
-        duration_ns=int(seconds * S),
-    )
+    host.add("tcp_connect", at=at, **APP, peer=API, result="ok", errno=0, duration_ns=int(seconds * S))
     return host
 
 
 def test_connects_that_take_long_are_reported_with_what_was_sent_again() -> None:
     host = slow()
-    host.add(
-        "tcp_retransmit",
-        7,
-        t_ns=T0 + 30 * S + np.arange(7) * 400_000_000,
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(API, "V18"),
-        kind=code("tcp_retransmit", "kind", "syn"),
-        count=1,
-    )
+    host.add("tcp_retransmit", 7, t_ns=T0 + 30 * S + np.arange(7) * 400_000_000, **APP, peer=API, kind="syn", count=1)
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"], found["subject"]) == ("connect_latency", "network_loss", "10.0.0.2:443")
     assert "took up to 1.1 s (usually 300 us)" in str(found["sentence"])
@@ -171,11 +138,9 @@ def test_connects_that_always_take_long_are_usual() -> None:
         "tcp_connect",
         200,
         t_ns=T0 + np.arange(200) * S // 4,
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(API, "V18"),
-        result=code("tcp_connect", "result", "ok"),
+        **APP,
+        peer=API,
+        result="ok",
         errno=0,
         duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000),
     )
@@ -190,19 +155,7 @@ def test_a_server_that_is_gone_from_old_connections(talked: bool) -> None:
     host = Host()
     t = T0 + np.arange(0, 30) * S
     host.add(
-        "tcp_rtt",
-        len(t),
-        t_ns=t,
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(API if talked else peer("10.0.0.3", 443), "V18"),
-        samples=5,
-        rtt_sum_us=500,
-        rtt_min_us=90,
-        rtt_max_us=110,
-        srtt_us=100,
+        "tcp_rtt", t_ns=t, **APP, role="client", peer=API if talked else peer("10.0.0.3", 443), rtt=(5, 90, 100, 110)
     )
     connects(host, np.arange(30, 36, 0.25), errno.ECONNREFUSED)
     found = latest(run(host, UNTIL))
@@ -215,21 +168,7 @@ def test_old_connections_that_a_server_resets_are_no_failure_of_connects() -> No
     """As one does that has too many clients."""
     host = Host()
     t = T0 + np.arange(0, UNTIL) * S
-    host.add(
-        "tcp_rtt",
-        len(t),
-        t_ns=t,
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(API, "V18"),
-        samples=5,
-        rtt_sum_us=500,
-        rtt_min_us=90,
-        rtt_max_us=110,
-        srtt_us=100,
-    )
+    host.add("tcp_rtt", t_ns=t, **APP, role="client", peer=API, rtt=(5, 90, 100, 110))
     resets(host, BAD)
     assert latest(run(host, UNTIL)) == []
 
@@ -238,13 +177,10 @@ def closes(host: Host, at: np.ndarray, bytes_in: int, ms: float) -> None:
     """Connections of the client's that ended then, with what it had received."""
     host.add(
         "tcp_close",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=4026531840,
-        peer=np.frombuffer(API, "V18"),
-        role=code("tcp_close", "role", "client"),
+        at=at,
+        **APP,
+        peer=API,
+        role="client",
         duration_ns=int(ms * 1e6),
         bytes_in=bytes_in,
         bytes_out=40,

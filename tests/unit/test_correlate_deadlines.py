@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_processes import event
 
 NETNS, UNTIL = 1, 70
@@ -27,22 +27,14 @@ def requests(host: Host, at: np.ndarray, pid: int, to: bytes, waited_s: object =
         "netns": NETNS,
         "peer": np.frombuffer(to, "V18"),
     }
-    host.add(
-        "tcp_connect",
-        len(at),
-        t_ns=began + 200_000,
-        duration_ns=200_000,
-        result=code("tcp_connect", "result", "ok"),
-        errno=0,
-        **who,
-    )
+    host.add("tcp_connect", len(at), t_ns=began + 200_000, duration_ns=200_000, result="ok", errno=0, **who)
     more = {"waited_ns": took // (4 * MS) * 4 * MS, "bytes_in": 0} if waited_s is not None else {"bytes_in": 99}
     host.add(
         "tcp_close",
         len(at),
         t_ns=began + took,
         duration_ns=took,
-        role=code("tcp_close", "role", "client"),
+        role="client",
         srtt_us=150,
         bytes_out=80,
         **who,
@@ -53,21 +45,15 @@ def requests(host: Host, at: np.ndarray, pid: int, to: bytes, waited_s: object =
 def serves(host: Host, pid: int, at: bytes, comm: bytes) -> None:
     host.add(
         "tcp_rtt",
-        UNTIL,
-        t_ns=T0 + np.arange(UNTIL) * S,
+        at=np.arange(UNTIL),
         pid=pid,
-        proc_start_ns=START,
         comm=comm,
         netns=NETNS,
-        role=code("tcp_rtt", "role", "server"),
-        saddr=np.frombuffer(at[:16], "V16"),
+        role="server",
+        saddr=at[:16],
         sport=int.from_bytes(at[16:], "little"),
-        peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"),
-        samples=5,
-        rtt_sum_us=500,
-        srtt_us=100,
-        rtt_min_us=90,
-        rtt_max_us=110,
+        peer=peer("10.0.0.9", 40000),
+        rtt=(5, 90, 100, 110),
     )
 
 
@@ -123,27 +109,17 @@ def test_connects_without_an_answer_are_lost_on_the_way_unless_there_is_none(own
     who = {"pid": FRONT_PID, "proc_start_ns": START, "comm": b"front", "netns": NETNS}
     host.add(
         "tcp_rtt",
-        UNTIL,
-        t_ns=T0 + np.arange(UNTIL) * S,
-        role=code("tcp_rtt", "role", "client"),
-        saddr=np.frombuffer((BACK if own else MIDDLE)[:16], "V16"),
-        peer=np.frombuffer(BACK, "V18"),
+        at=np.arange(UNTIL),
+        role="client",
+        saddr=(BACK if own else MIDDLE)[:16],
+        peer=BACK,
         samples=5,
         rtt_sum_us=500,
         rtt_min_us=90,
         rtt_max_us=110,
         **who,
     )
-    host.add(
-        "tcp_connect",
-        len(BAD),
-        t_ns=T0 + ((BAD + 1) * S).astype(np.int64),
-        duration_ns=S,
-        result=code("tcp_connect", "result", "aborted"),
-        peer=np.frombuffer(BACK, "V18"),
-        tid=FRONT_PID,
-        **who,
-    )
+    host.add("tcp_connect", len(BAD), at=BAD + 1, duration_ns=S, result="aborted", peer=BACK, tid=FRONT_PID, **who)
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == ("deadline_exceeded", cause)
 
@@ -156,10 +132,9 @@ def test_segments_to_it_were_lost() -> None:
         t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS,
         sport=41000 + np.arange(30),
         pid=MIDDLE_PID,
-        proc_start_ns=START,
         comm=b"middle",
         netns=NETNS,
-        peer=np.frombuffer(BACK, "V18"),
+        peer=BACK,
         kind=0,
         count=2,
     )
@@ -226,11 +201,9 @@ def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_n
     for second in range(30, 37):
         host.add(
             "cpu_wait",
-            1,
             t_ns=T0 + second * S + 990 * MS,
             interval_ns=S,
             pid=BACK_PID,
-            proc_start_ns=START,
             comm=b"back",
             by_pid=55,
             by_comm=b"burner",

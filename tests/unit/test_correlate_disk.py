@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, latest, run
 
 MB = 1_000_000
 WRITER = {
@@ -86,16 +86,7 @@ def test_what_a_cgroup_may_do_on_a_disk_is_used_up_by_those_in_it(cgroup: int, c
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         host.add(
-            "resource",
-            1,
-            t_ns=T0 + 32 * S,
-            pid=APP_PID,
-            proc_start_ns=START,
-            kind=code("resource", "kind", "io"),
-            object=b"/sys/fs/cgroup/shop",
-            interval_ns=S,
-            used=MB,
-            limit=MB,
+            "resource", at=32, pid=APP_PID, kind="io", object=b"/sys/fs/cgroup/shop", interval_ns=S, used=MB, limit=MB
         )
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0, cgroup_id=7)
         call(host, **(WRITER | {"written_bytes": 20 * MB, "cgroup_id": cgroup}))

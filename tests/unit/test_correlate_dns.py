@@ -25,6 +25,7 @@ from tests.unit.correlate_scenarios import (
 
 NAMES = peer("10.0.0.53", 53)
 OTHER = peer("10.0.0.54", 53)
+UNBOUND = {"pid": 853, "comm": b"unbound"}
 
 
 def wait(host: Host, until_s: float, seconds: float, of: bytes = NAMES) -> None:
@@ -42,17 +43,7 @@ def wait(host: Host, until_s: float, seconds: float, of: bytes = NAMES) -> None:
 def serves(host: Host) -> None:
     """Who listens on the name server's port, as it does by TCP."""
     host.add(
-        "socket_queue",
-        UNTIL,
-        t_ns=T0 + np.arange(UNTIL) * S,
-        pid=853,
-        proc_start_ns=START,
-        comm=b"unbound",
-        kind=code("socket_queue", "kind", "accept"),
-        saddr=np.frombuffer(NAMES[:16], "V16"),
-        sport=53,
-        queue=0,
-        limit=128,
+        "socket_queue", at=np.arange(UNTIL), **UNBOUND, kind="accept", saddr=NAMES[:16], sport=53, queue=0, limit=128
     )
 
 
@@ -61,13 +52,11 @@ def connects(
 ) -> None:
     host.add(
         "tcp_connect",
-        1,
-        t_ns=T0 + int(at_s * S),
+        at=at_s,
         pid=APP_PID,
-        proc_start_ns=START,
-        peer=np.frombuffer(to, "V18"),
+        peer=to,
         duration_ns=took_ns,
-        result=code("tcp_connect", "result", "failed" if failed else "ok"),
+        result="failed" if failed else "ok",
         errno=111 if failed else -(2**63),
     )
 
@@ -115,13 +104,7 @@ def test_where_segments_to_any_port_of_that_address_were_lost_the_network_loses_
     host = silent((31.35, 1.3, NAMES))
     (before,) = latest(run(host, UNTIL))
     host.add(
-        "tcp_retransmit",
-        3,
-        t_ns=T0 + 31 * S + np.arange(3) * MS,
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=np.frombuffer(peer("10.0.0.53", port), "V18"),
-        count=1,
+        "tcp_retransmit", 3, t_ns=T0 + 31 * S + np.arange(3) * MS, pid=APP_PID, peer=peer("10.0.0.53", port), count=1
     )
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_loss"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, PEER, START, T0, UNTIL, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, PEER, T0, UNTIL, Host, S, code, latest, run
 
 ERROR = code("limiter_decision", "result", "error")
 WELL: dict[str, Any] = {"server_role": b"primary", "clients_refused": 0, "errors_per_s": 0.0, "memory_bytes": 5 << 20}
@@ -29,9 +29,8 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
             n,
             t_ns=T0 + 30 * S + np.arange(n) * S // 10,
             pid=APP_PID,
-            proc_start_ns=START,
             peer=PEER,
-            result=code("tcp_connect", "result", "failed"),
+            result="failed",
             errno=111,
         )
     return host

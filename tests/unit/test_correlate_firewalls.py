@@ -7,7 +7,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import T0, UNTIL, Host, S, code, latest, peer, run
 
 CLIENT, SERVER, HERE, THERE = 700, 710, 4026531840, 4026532999
 AT = peer("10.1.2.3", 8000)
@@ -16,6 +16,7 @@ AT_V = np.frombuffer(AT, "V18")
 #: How long connects took on Linux 6.18 that began each 0.4 s, to a neighbour that was not there: each until it was
 #: asked for in vain.
 BY_ARP = np.resize(np.array([3074, 2674, 2274, 1873, 1474, 1073, 672, 273]) * 1_000_000, 5 * UNTIL)
+CURL = {"pid": CLIENT, "netns": HERE}
 
 
 def refused(
@@ -31,46 +32,27 @@ def refused(
     host = Host()
     t = T0 + (np.arange(0, UNTIL, 0.2) * S).astype(np.int64)
     bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
-    shared = {
-        "proc_start_ns": START,
-        "samples": 10,
-        "rtt_sum_us": 400,
-        "rtt_min_us": 30,
-        "rtt_max_us": 50,
-        "srtt_us": 40,
-    }
+    shared = {"rtt": (10, 30, 40, 50)}
     well = t[~bad]
-    host.add(
-        "tcp_rtt",
-        len(well),
-        t_ns=well,
-        pid=CLIENT,
-        netns=HERE,
-        role=code("tcp_rtt", "role", "client"),
-        peer=AT_V,
-        **shared,
-    )
+    host.add("tcp_rtt", t_ns=well, **CURL, role="client", peer=AT_V, **shared)
     if here:
         host.add(
             "tcp_rtt",
-            len(well),
             t_ns=well,
             pid=SERVER,
             netns=THERE,
             comm=b"python3",
-            role=code("tcp_rtt", "role", "server"),
+            role="server",
             sport=8000,
-            saddr=np.frombuffer(AT[:16], "V16"),
-            peer=np.frombuffer(peer("10.1.2.1", 40000), "V18"),
+            saddr=AT[:16],
+            peer=peer("10.1.2.1", 40000),
             **shared,
         )
     result = np.where(bad, code("tcp_connect", "result", "failed"), code("tcp_connect", "result", "ok"))
     host.add(
         "tcp_connect",
-        len(t),
         t_ns=t,
         pid=CLIENT,
-        proc_start_ns=START,
         comm=b"curl",
         netns=HERE,
         peer=AT_V,
@@ -79,30 +61,18 @@ def refused(
         duration_ns=np.where(bad, took_ns, 90_000),
     )
     n = int(bad.sum())
-    host.add(
-        "tcp_reset",
-        1,
-        t_ns=T0 + 9 * S,
-        pid=CLIENT,
-        proc_start_ns=START,
-        netns=HERE,
-        peer=np.frombuffer(peer("10.9.9.9", 80), "V18"),
-        direction=code("tcp_reset", "direction", "received"),
-        complete=complete,
-    )
+    host.add("tcp_reset", at=9, **CURL, peer=peer("10.9.9.9", 80), direction="received", complete=complete)
     if received:
         host.add(
             "tcp_reset",
             n,
             t_ns=t[bad],
-            pid=CLIENT,
-            proc_start_ns=START,
-            netns=HERE,
+            **CURL,
             peer=AT_V,
             role=code("tcp_rtt", "role", "client"),
-            saddr=np.frombuffer(peer("10.1.2.1", 0)[:16], "V16"),
+            saddr=peer("10.1.2.1", 0)[:16],
             sport=40000,
-            direction=code("tcp_reset", "direction", "received"),
+            direction="received",
             complete=complete,
         )
     if sent:
@@ -111,10 +81,10 @@ def refused(
             n,
             t_ns=t[bad] - 10_000,
             netns=THERE,
-            saddr=np.frombuffer(AT[:16], "V16"),
+            saddr=AT[:16],
             sport=sport,
-            peer=np.frombuffer(peer("10.1.2.1", 40000), "V18"),
-            direction=code("tcp_reset", "direction", "sent"),
+            peer=peer("10.1.2.1", 40000),
+            direction="sent",
             complete=complete,
         )
     return host
@@ -130,7 +100,6 @@ def decides(host: Host) -> Host:
         t_ns=t + 1_000_000,
         pid=CLIENT,
         tid=CLIENT,
-        proc_start_ns=START,
         comm=b"curl",
         limiter_id=b"api",
         library=b"own",
@@ -141,16 +110,13 @@ def decides(host: Host) -> Host:
     well = t[~bad][::5]
     host.add(
         "tcp_reset",
-        len(well),
         t_ns=well,
-        pid=CLIENT,
-        proc_start_ns=START,
-        netns=HERE,
+        **CURL,
         peer=AT_V,
         role=code("tcp_rtt", "role", "client"),
         sport=40000,
-        saddr=np.frombuffer(peer("10.1.2.1", 0)[:16], "V16"),
-        direction=code("tcp_reset", "direction", "received"),
+        saddr=peer("10.1.2.1", 0)[:16],
+        direction="received",
         complete=True,
     )
     return host

@@ -10,6 +10,7 @@ from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code
 API = peer("10.0.0.2", 443)
 UNTIL = 60
 BAD = np.arange(30, 36, 0.25)
+CURL = {"pid": APP_PID, "comm": b"curl", "netns": 1}
 
 
 def handshakes(
@@ -26,14 +27,13 @@ def handshakes(
     )
     host.add(
         "tls_handshake",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=APP_PID,
         proc_start_ns=START,
         comm=comm,
         netns=1,
-        role=code("tls_handshake", "role", role),
-        result=code("tls_handshake", "result", "ok" if error is None else "failed"),
+        role=role,
+        result="ok" if error is None else "failed",
         error=error or b"",
         duration_ns=int(ms * MS),
         **own,
@@ -112,23 +112,7 @@ def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float =
     if round_trip_ms is not None:
         at = np.arange(0, UNTIL) + 0.9
         us = np.where((at > 30) & (at < 36), round_trip_ms * 1000, 200).astype(np.int64)
-        host.add(
-            "tcp_rtt",
-            len(at),
-            t_ns=T0 + (at * S).astype(np.int64),
-            pid=APP_PID,
-            proc_start_ns=START,
-            comm=b"curl",
-            netns=1,
-            role=code("tcp_rtt", "role", "client"),
-            peer=np.frombuffer(API, "V18"),
-            samples=20,
-            rtt_sum_us=us * 20,
-            rtt_min_us=us,
-            rtt_max_us=us,
-            srtt_us=us,
-            interval_ns=S,
-        )
+        host.add("tcp_rtt", at=at, **CURL, role="client", peer=API, rtt=(20, us, us, us), interval_ns=S)
     return host
 
 

@@ -11,12 +11,14 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.common.address import UNIX
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 
 CACHE_PID, DB_PID, WEB_PID = 1801, 1802, 1803
 CACHE, DB, FAR = peer("127.0.0.1", 6379), peer("127.0.0.1", 5432), peer("10.9.0.2", 6379)
 BEGUN = T0 + 30 * S
+SHOP = {"pid": SHOP_PID, "netns": 1}
+REDIS_SERVER = {"pid": CACHE_PID, "tid": CACHE_PID, "comm": b"redis-server"}
 
 
 def talks(host: Host, pid: int, to: bytes, us: int = 50, a: int = 0, b: int = UNTIL) -> None:
@@ -24,19 +26,13 @@ def talks(host: Host, pid: int, to: bytes, us: int = 50, a: int = 0, b: int = UN
     t = T0 + np.arange(a, b) * S + 500 * MS
     host.add(
         "tcp_rtt",
-        len(t),
         t_ns=t,
         pid=pid,
-        proc_start_ns=START,
         comm=b"asker",
         netns=1,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(to, "V18"),
-        samples=10,
-        rtt_sum_us=us * 10,
-        rtt_min_us=us,
-        rtt_max_us=us + 5,
-        srtt_us=us,
+        role="client",
+        peer=to,
+        rtt=(10, us, us, us + 5),
         sock_id=5,
         interval_ns=S,
     )
@@ -44,18 +40,7 @@ def talks(host: Host, pid: int, to: bytes, us: int = 50, a: int = 0, b: int = UN
 
 def listens(host: Host, pid: int, port: int, comm: bytes) -> None:
     t = T0 + np.arange(UNTIL) * S
-    host.add(
-        "socket_queue",
-        len(t),
-        t_ns=t,
-        pid=pid,
-        proc_start_ns=START,
-        comm=comm,
-        netns=1,
-        sport=port,
-        saddr=np.zeros(1, "V16"),
-        kind=code("socket_queue", "kind", "accept"),
-    )
+    host.add("socket_queue", t_ns=t, pid=pid, comm=comm, netns=1, sport=port, saddr=np.zeros(1, "V16"), kind="accept")
 
 
 def slow(host: Host, pid: int, port: int, comm: bytes, slow_ms: int = 3000, usual_ms: float = 8) -> None:
@@ -133,19 +118,7 @@ def test_a_peer_that_was_stopped_is_one_finding_with_all_that_waited_for_it() ->
     slow(host, WEB_PID, 80, b"nginx")
     talks(host, WEB_PID, peer("127.0.0.1", PORT))
     for at, kind in ((30.0, "stopped"), (33.0, "continued")):
-        host.add(
-            "process_event",
-            1,
-            t_ns=T0 + int(at * S),
-            pid=CACHE_PID,
-            tid=CACHE_PID,
-            proc_start_ns=START,
-            comm=b"redis-server",
-            kind=code("process_event", "kind", kind),
-            signal=19,
-            sender_pid=77,
-            sender_comm=b"kill",
-        )
+        host.add("process_event", at=at, **REDIS_SERVER, kind=kind, signal=19, sender_pid=77, sender_comm=b"kill")
     (one,) = reported(host)
     assert (one["cause"], one["culprit_pid"]) == ("process_stopped", CACHE_PID)
     for who in ("shop pid 1700 on port 8080", "nginx pid 1803 on port 80", "redis-server pid 1801"):
@@ -192,15 +165,7 @@ def test_segments_to_one_of_its_peers_were_lost() -> None:
     host = shop(cache_slow=False)
     talks(host, SHOP_PID, FAR, us=300)
     host.add(
-        "tcp_retransmit",
-        4,
-        t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS,
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        netns=1,
-        peer=np.frombuffer(FAR, "V18"),
-        kind=code("tcp_retransmit", "kind", "data"),
-        count=1,
+        "tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=FAR, kind="data", count=1
     )
     one = of_shop(host)
     assert one["cause"] == "network_loss" and "10.9.0.2:6379" in str(one["sentence"])
@@ -211,11 +176,9 @@ def test_who_waits_for_a_late_server_does_not_lack_a_processor() -> None:
     host = shop()
     host.add(
         "cpu_wait",
-        1,
         t_ns=T0 + 32 * S + 990 * MS,
         interval_ns=S,
         pid=SHOP_PID,
-        proc_start_ns=START,
         comm=b"shop",
         by_pid=55,
         by_comm=b"burner",
@@ -229,32 +192,14 @@ def test_who_waits_for_a_late_server_does_not_lack_a_processor() -> None:
 def test_nothing_is_lost_on_loopback() -> None:
     host = shop(cache_slow=False)
     host.add(
-        "tcp_retransmit",
-        4,
-        t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS,
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        netns=1,
-        peer=np.frombuffer(DB, "V18"),
-        kind=code("tcp_retransmit", "kind", "data"),
-        count=1,
+        "tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, **SHOP, peer=DB, kind="data", count=1
     )
     assert of_shop(host)["cause"] == "unknown"
 
 
 def test_a_late_server_on_loopback_is_late_and_not_far_away() -> None:
     host = shop()
-    host.add(
-        "tcp_retransmit",
-        8,
-        t_ns=BEGUN + np.arange(8) * 300 * MS,
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        netns=1,
-        peer=np.frombuffer(CACHE, "V18"),
-        kind=code("tcp_retransmit", "kind", "data"),
-        count=1,
-    )
+    host.add("tcp_retransmit", 8, t_ns=BEGUN + np.arange(8) * 300 * MS, **SHOP, peer=CACHE, kind="data", count=1)
     assert of_shop(host)["cause"] == "broker_slow"
 
 
@@ -263,32 +208,18 @@ def test_a_frozen_server_has_its_name() -> None:
     t = T0 + np.arange(30) * S
     host.add(
         "tcp_rtt",
-        len(t),
         t_ns=t,
         pid=CACHE_PID,
-        proc_start_ns=START,
         comm=b"redis-server",
         netns=1,
-        role=code("tcp_rtt", "role", "server"),
+        role="server",
         sport=6379,
         cgroup_id=77,
-        peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
-        samples=5,
-        rtt_sum_us=100,
-        rtt_min_us=20,
-        rtt_max_us=20,
-        srtt_us=20,
+        peer=peer("127.0.0.1", 40000),
+        rtt=(5, 20, 20, 20),
     )
     for at, kind in ((30.0, "frozen"), (33.0, "thawed")):
-        host.add(
-            "process_event",
-            1,
-            t_ns=T0 + int(at * S),
-            kind=code("process_event", "kind", kind),
-            cgroup_id=77,
-            sender_pid=9,
-            sender_comm=b"docker",
-        )
+        host.add("process_event", at=at, kind=kind, cgroup_id=77, sender_pid=9, sender_comm=b"docker")
     one = of_shop(host)
     assert (
         one["cause"] == "process_stopped"
@@ -337,12 +268,10 @@ def test_a_peer_that_is_reached_by_a_unix_socket() -> None:
     t = T0 + np.arange(UNTIL) * S + 990 * MS
     host.add(
         "unix_peer",
-        len(t),
         t_ns=t,
         pid=WEB_PID,
-        proc_start_ns=START,
         comm=b"nginx",
-        peer=np.frombuffer(app, "V18"),
+        peer=app,
         path=b"/run/php/fpm\x1b.sock",
         interval_ns=S,
         server_pid=app_pid,
@@ -353,13 +282,11 @@ def test_a_peer_that_is_reached_by_a_unix_socket() -> None:
     for at, kind in ((30.0, "stopped"), (33.0, "continued")):
         host.add(
             "process_event",
-            1,
-            t_ns=T0 + int(at * S),
+            at=at,
             pid=app_pid,
             tid=app_pid,
-            proc_start_ns=START,
             comm=b"php-fpm",
-            kind=code("process_event", "kind", kind),
+            kind=kind,
             signal=19,
             sender_pid=77,
             sender_comm=b"kill",
@@ -384,12 +311,10 @@ def test_a_slow_server_behind_a_unix_socket_is_named_with_its_path(slowest: int)
     t = T0 + np.arange(UNTIL) * S + 990 * MS
     host.add(
         "unix_peer",
-        len(t),
         t_ns=t,
         pid=WEB_PID,
-        proc_start_ns=START,
         comm=b"nginx",
-        peer=np.frombuffer(app, "V18"),
+        peer=app,
         path=b"/run/app.sock",
         interval_ns=S,
         server_pid=app_pid,

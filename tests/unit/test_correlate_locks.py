@@ -24,16 +24,7 @@ def convoy() -> Host:
     host.decisions(0, 30, rate=15)
     ends = [T0 + int((30 + 0.2 * i) * S) for i in range(1, 20)]
     mine = {"pid": APP_PID, "tid": APP_PID, "proc_start_ns": START, "comm": b"python3"}
-    host.add(
-        "limiter_decision",
-        len(ends),
-        t_ns=ends,
-        limiter_id=b"api",
-        library=b"own",
-        cost=1.0,
-        duration_ns=120 * MS,
-        **mine,
-    )
+    host.add("limiter_decision", t_ns=ends, limiter_id=b"api", library=b"own", cost=1.0, duration_ns=120 * MS, **mine)
     for n, end in enumerate(ends):
         holder = HOLDER if n % 4 else {"holder_pid": 124, "holder_start_ns": 18, "holder_comm": b"fellow"}
         call(host, syscall=b"fcntl", fd_type=b"file", t_ns=end - MS, duration_ns=118 * MS, **holder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, Host, code, latest, peer, run
 
 PID, UNTIL = 1900, 60
 SERVER = peer("10.0.0.53", 53)
@@ -22,17 +22,7 @@ def lookups(
     ms: float = 6,
 ) -> None:
     host.add(
-        "dns_lookup",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=pid,
-        tid=pid,
-        proc_start_ns=START,
-        comm=b"shop",
-        name=name,
-        peer=np.frombuffer(to, "V18"),
-        duration_ns=int(ms * MS),
-        result=code("dns_lookup", "result", result),
+        "dns_lookup", at=at, pid=pid, tid=pid, comm=b"shop", name=name, peer=to, duration_ns=int(ms * MS), result=result
     )
 
 
@@ -71,7 +61,7 @@ def test_without_a_free_descriptor_no_server_can_be_asked() -> None:
     out = host("error", to=bytes(18))
     who = {"pid": PID, "proc_start_ns": START, "comm": b"shop", "kind": code("resource", "kind", "fd"), "limit": 20}
     for at, used in ((np.array([5.25, 15.25, 25.25]), 9), (np.arange(30.25, 38, 0.5), 20)):
-        out.add("resource", len(at), t_ns=T0 + (at * S).astype(np.int64), interval_ns=500 * MS, used=used, **who)
+        out.add("resource", at=at, interval_ns=500 * MS, used=used, **who)
     assert {one["cause"] for one in latest(run(out, UNTIL))} == {"resource_limit"}
 
 

@@ -13,7 +13,6 @@ from tests.unit.correlate_scenarios import (
     MS,
     REDIS,
     REDIS_PID,
-    START,
     T0,
     UNTIL,
     US,
@@ -28,34 +27,20 @@ from tests.unit.correlate_scenarios import (
 
 PEER = np.frombuffer(REDIS, "V18")
 OTHER = np.frombuffer(peer("127.0.0.1", 80), "V18")
+CC1 = {"pid": 55, "comm": b"cc1"}
+PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 
 def connects(host: Host, at: np.ndarray, ms: object, to: np.ndarray = PEER) -> None:
     """Connects that were through at ``at`` seconds after T0."""
     host.add(
-        "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=to,
-        result=code("tcp_connect", "result", "ok"),
-        duration_ns=(np.asarray(ms) * MS).astype(np.int64),
+        "tcp_connect", at=at, pid=APP_PID, peer=to, result="ok", duration_ns=(np.asarray(ms) * MS).astype(np.int64)
     )
 
 
 def sent_again(host: Host, at: object, kind: str = "data") -> None:
     t = np.atleast_1d(np.asarray(at, np.float64))
-    host.add(
-        "tcp_retransmit",
-        len(t),
-        t_ns=T0 + (t * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=PEER,
-        kind=code("tcp_retransmit", "kind", kind),
-        count=1,
-    )
+    host.add("tcp_retransmit", at=t, pid=APP_PID, peer=PEER, kind=kind, count=1)
 
 
 def asking(took_s: float, connect_ms: object, quick: bool = True) -> Host:
@@ -114,17 +99,7 @@ def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None
     sent_again(host, np.arange(31, 36, 1.25) + 0.4, "syn")
     t = T0 + np.arange(0, UNTIL) * S + S - 1
     cpu_saturated = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
-    host.add(
-        "syscall_latency",
-        len(t),
-        t_ns=t,
-        pid=55,
-        comm=b"cc1",
-        run_queue_ns=cpu_saturated,
-        count=1,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
-    )
+    host.add("syscall_latency", t_ns=t, **CC1, run_queue_ns=cpu_saturated, count=1, basis="blocked", kind="slow")
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
 
@@ -185,9 +160,8 @@ def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: 
     host.add(
         "service_latency",
         5,
-        t_ns=T0 + (np.arange(32, 37) * S),
+        at=np.arange(32, 37),
         pid=REDIS_PID,
-        proc_start_ns=START,
         comm=b"redis-server",
         sport=6399,
         requests=10,
@@ -206,11 +180,9 @@ def handshaking(lossy: bool = False, slow: bool = False) -> Host:
     for at in np.arange(31, 36, 0.65):
         host.add(
             "tls_handshake",
-            1,
             t_ns=T0 + int((at + 0.6) * S) - 10 * US,
             pid=APP_PID,
             tid=APP_PID,
-            proc_start_ns=START,
             peer=PEER,
             duration_ns=int(0.44 * S),
             result=0,
@@ -231,39 +203,12 @@ def failing(count: int = 24, resets: int = 24, refused: int = 0) -> Host:
     """Some decisions fail within two seconds."""
     host = Host().healthy(0, UNTIL)
     t = T0 + (np.linspace(30.1, 32, count) * S).astype(np.int64)
-    host.add(
-        "limiter_decision",
-        count,
-        t_ns=t,
-        pid=APP_PID,
-        tid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        limiter_id=b"small",
-        result=code("limiter_decision", "result", "error"),
-        duration_ns=1 * MS,
-    )
+    host.add("limiter_decision", count, t_ns=t, **PYTHON3, limiter_id=b"small", result="error", duration_ns=1 * MS)
     host.decisions(0, UNTIL, rate=8, limiter=b"small")
     host.add(
-        "tcp_reset",
-        resets,
-        t_ns=t[:resets] - 100 * US,
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=PEER,
-        role=code("tcp_reset", "role", "client"),
-        direction=code("tcp_reset", "direction", "received"),
+        "tcp_reset", resets, t_ns=t[:resets] - 100 * US, pid=APP_PID, peer=PEER, role="client", direction="received"
     )
-    host.add(
-        "tcp_connect",
-        refused,
-        t_ns=t[:refused] - 100 * US,
-        pid=APP_PID,
-        proc_start_ns=START,
-        peer=PEER,
-        result=code("tcp_connect", "result", "failed"),
-        errno=111,
-    )
+    host.add("tcp_connect", refused, t_ns=t[:refused] - 100 * US, pid=APP_PID, peer=PEER, result="failed", errno=111)
     return host
 
 
@@ -296,16 +241,7 @@ def test_a_broker_that_answers_late_as_segments_were_lost_is_not_slow() -> None:
         part(30, UNTIL)
     host.queue(31, UNTIL)
     assert causes(host) == ["broker_slow"]
-    host.add(
-        "tcp_retransmit",
-        2,
-        t_ns=T0 + np.array([29_700, 30_100]) * MS,
-        pid=1,
-        proc_start_ns=START,
-        peer=PEER,
-        kind=code("tcp_retransmit", "kind", "data"),
-        count=1,
-    )
+    host.add("tcp_retransmit", 2, t_ns=T0 + np.array([29_700, 30_100]) * MS, pid=1, peer=PEER, kind="data", count=1)
     assert causes(host) == ["network_loss"]
 
 
@@ -329,13 +265,12 @@ def test_answers_that_a_server_of_this_host_sent_again_to_us_were_lost(to: str, 
     host.add(
         "tcp_retransmit",
         4,
-        t_ns=T0 + (np.arange(31.3, 36, 1.25) * S).astype(np.int64),
+        at=np.arange(31.3, 36, 1.25),
         pid=900,
-        proc_start_ns=START,
-        saddr=np.frombuffer(REDIS[:16], "V16"),
+        saddr=REDIS[:16],
         sport=6399,
-        peer=np.frombuffer(peer(to, 40000), "V18"),
-        kind=code("tcp_retransmit", "kind", "data"),
+        peer=peer(to, 40000),
+        kind="data",
         count=1,
     )
     assert causes(host) == [cause]
@@ -346,12 +281,10 @@ def test_slow_round_trips_while_processors_are_short_are_less_sure() -> None:
     seconds = np.arange(0, UNTIL) + 0.9
     host.add(
         "syscall_latency",
-        len(seconds),
-        t_ns=T0 + (seconds * S).astype(np.int64),
+        at=seconds,
         pid=5,
-        proc_start_ns=START,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
+        basis="blocked",
+        kind="slow",
         interval_ns=S,
         max_ns=0,
         run_queue_ns=np.where((seconds > 30) & (seconds < 37), 1500 * MS, 10 * MS),
@@ -367,17 +300,11 @@ def sums(host: Host, doubled: int, late: bool = True) -> None:
     """
     host.add(
         "tcp_rtt",
-        1,
         t_ns=T0 + 31 * S + 900 * MS,
         pid=APP_PID,
-        proc_start_ns=START,
-        role=code("tcp_rtt", "role", "client"),
-        peer=np.frombuffer(REDIS, "V18"),
-        samples=5,
-        rtt_sum_us=225,
-        rtt_min_us=40,
-        rtt_max_us=27_000 if late else 50,
-        srtt_us=45,
+        role="client",
+        peer=REDIS,
+        rtt=(5, 40, 45, 27_000 if late else 50),
         segments=60,
         again=3,
         doubled=doubled,

@@ -49,16 +49,7 @@ def again(host: Host, at: float, n: int = 3, **more: Any) -> Host:
 
 def ended(host: Host, at: float, kind: str = "killed") -> Host:
     host.add(
-        "process_event",
-        1,
-        t_ns=T0 + int(at * S),
-        pid=OLD,
-        proc_start_ns=START,
-        comm=b"worker",
-        kind=code("process_event", "kind", kind),
-        signal=9,
-        sender_pid=777,
-        sender_comm=b"oom-script",
+        "process_event", at=at, pid=OLD, comm=b"worker", kind=kind, signal=9, sender_pid=777, sender_comm=b"oom-script"
     )
     return host
 

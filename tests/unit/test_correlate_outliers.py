@@ -9,9 +9,10 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from agent.correlate.outliers import bars
-from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, UNTIL, Host, S, latest, run
+from tests.unit.correlate_scenarios import APP_PID, MS, T0, UNTIL, Host, S, latest, run
 
 DAYS, DAY_S, WINDOW = 2, 86_400, 124
+PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 
 def seconds(draw: str, rng: np.random.Generator, n: int, rate: int = 10) -> np.ndarray:
@@ -60,17 +61,7 @@ def test_where_80_ms_is_usual_half_a_second_is_not() -> None:
 
 def decision(host: Host, at: float, ms: float, limiter: bytes = b"api") -> None:
     host.add(
-        "limiter_decision",
-        1,
-        t_ns=T0 + int(at * S),
-        pid=APP_PID,
-        tid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        limiter_id=limiter,
-        library=b"own",
-        cost=1.0,
-        duration_ns=int(ms * MS),
+        "limiter_decision", at=at, **PYTHON3, limiter_id=limiter, library=b"own", cost=1.0, duration_ns=int(ms * MS)
     )
 
 

@@ -5,26 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_queues import CONSUMERS, talk, well
 
 LIMITER_PID, NEXT_PID = 777, 901
+PYTHON3 = {"pid": APP_PID, "tid": APP_PID, "comm": b"python3"}
 
 
 def connects(host: Host, at: np.ndarray, ms: float) -> None:
-    host.add(
-        "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        tid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        peer=PEER,
-        result=code("tcp_connect", "result", "ok"),
-        duration_ns=int(ms * MS),
-    )
+    host.add("tcp_connect", at=at, **PYTHON3, peer=PEER, result="ok", duration_ns=int(ms * MS))
 
 
 def burst(out: float) -> Host:
@@ -46,18 +36,13 @@ def burst(out: float) -> Host:
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
         host.add(
             "tcp_rtt",
-            len(t),
             t_ns=t,
             pid=pid,
             proc_start_ns=start,
             comm=b"lab-api",
-            role=code("tcp_rtt", "role", "client"),
+            role="client",
             peer=PEER,
-            samples=30,
-            rtt_sum_us=1350,
-            rtt_min_us=40,
-            rtt_max_us=50,
-            srtt_us=45,
+            rtt=(30, 40, 45, 50),
             interval_ns=S,
         )
     late = np.arange(8) * 0.4 + 0.4
@@ -91,18 +76,14 @@ def stalled(end: float, **event_columns: object) -> Host:
     host.add(
         "tcp_rtt",
         30,
-        t_ns=T0 + (np.arange(30, 60) * S).astype(np.int64),
+        at=np.arange(30, 60),
         pid=NEXT_PID,
         comm=b"redis-server",
-        role=code("tcp_rtt", "role", "server"),
+        role="server",
         sport=6399,
         peer=PEER,
-        samples=10,
-        rtt_sum_us=450,
-        rtt_max_us=50,
-        rtt_min_us=40,
-        srtt_us=45,
-        **({"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns),
+        rtt=(10, 40, 45, 50),
+        **{"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns,
     )
     host.stalled_decision(31.4, 1.4)
     host.rtt(30, 31.4, us=1_300_000, every=0.5)

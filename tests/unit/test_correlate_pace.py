@@ -19,17 +19,7 @@ from tests.unit.test_correlate_processes import event
 
 def arrivals(host: Host, t: np.ndarray, **columns: object) -> None:
     own = {"pid": APP_PID, "proc_start_ns": START, "limiter_id": b"api"} | columns
-    host.add(
-        "limiter_decision",
-        len(t),
-        t_ns=T0 + (t * S).astype(np.int64),
-        comm=b"python3",
-        library=b"own",
-        cost=1.0,
-        result=0,
-        duration_ns=500_000,
-        **own,
-    )
+    host.add("limiter_decision", at=t, comm=b"python3", library=b"own", cost=1.0, result=0, duration_ns=500_000, **own)
 
 
 def silences(host: Host, until: int) -> list[tuple[float, float]]:
@@ -125,8 +115,7 @@ def test_the_silence_of_one_that_was_killed_ends_with_the_next() -> None:
     more = t[t > 45]
     host.add(
         "limiter_decision",
-        len(more),
-        t_ns=T0 + (more * S).astype(np.int64),
+        at=more,
         pid=77,
         proc_start_ns=T0 + 44 * S,
         comm=b"python3",

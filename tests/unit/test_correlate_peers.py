@@ -34,31 +34,24 @@ def asked(
     us = np.broadcast_to(np.asarray(us, np.int64), len(at))
     host.add(
         "tcp_rtt",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=pid,
         proc_start_ns=START,
         netns=netns,
-        role=code("tcp_rtt", "role", "client"),
-        saddr=np.frombuffer(peer("10.0.0.1", 1)[:16], "V16"),
+        role="client",
+        saddr=peer("10.0.0.1", 1)[:16],
         sport=41000,
-        peer=np.frombuffer(to, "V18"),
-        samples=20,
-        rtt_sum_us=us * 20,
-        rtt_min_us=us,
-        rtt_max_us=us,
-        srtt_us=us,
+        peer=to,
+        rtt=(20, us, us, us),
         **more,
     )
     host.add(
         "syscall_latency",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=pid,
-        proc_start_ns=START,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "waiting"),
-        peer=np.frombuffer(to, "V18"),
+        basis="blocked",
+        kind="waiting",
+        peer=to,
         interval_ns=S,
         count=20,
         max_ns=(np.broadcast_to(np.asarray(wait_ms, np.float64), len(at)) * MS).astype(np.int64),
@@ -70,37 +63,20 @@ def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
     """The peer is a process of this host."""
     host.add(
         "tcp_rtt",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=77,
-        proc_start_ns=START,
         comm=b"server",
         netns=netns,
-        role=code("tcp_rtt", "role", "server"),
-        saddr=np.frombuffer(by[:16], "V16"),
+        role="server",
+        saddr=by[:16],
         sport=int.from_bytes(by[16:], "little"),
-        peer=np.frombuffer(peer("10.0.0.1", 41000), "V18"),
-        samples=20,
-        rtt_sum_us=4000,
-        rtt_min_us=200,
-        rtt_max_us=200,
-        srtt_us=200,
+        peer=peer("10.0.0.1", 41000),
+        rtt=(20, 200, 200, 200),
     )
 
 
 def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established", to: bytes = API) -> None:
-    host.add(
-        "tcp_retransmit",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
-        pid=APP_PID,
-        proc_start_ns=START,
-        netns=netns,
-        peer=np.frombuffer(to, "V18"),
-        kind=code("tcp_retransmit", "kind", "data"),
-        state=state,
-        count=1,
-    )
+    host.add("tcp_retransmit", at=at, pid=APP_PID, netns=netns, peer=to, kind="data", state=state, count=1)
 
 
 SECONDS = np.arange(0, UNTIL) + 0.9
@@ -312,13 +288,13 @@ def test_losses_on_a_crowded_host_are_known_by_what_the_peer_did_not_have(double
     host.add(
         "syscall_latency",
         UNTIL,
-        t_ns=T0 + (SECONDS * S).astype(np.int64),
+        at=SECONDS,
         pid=55,
         comm=b"cc1",
         run_queue_ns=np.where(BAD, S, 10 * MS),
         count=1,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
+        basis="blocked",
+        kind="slow",
     )
     assert [(found["symptom"], found["cause"]) for found in latest(run(host, UNTIL))] == [("network_loss", cause)]
 
@@ -346,13 +322,11 @@ def test_connects_that_rise_are_enough() -> None:
     at = np.arange(0.25, UNTIL, 0.5)
     host.add(
         "tcp_connect",
-        len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=APP_PID,
-        proc_start_ns=START,
         netns=NEAR,
-        peer=np.frombuffer(API, "V18"),
-        result=code("tcp_connect", "result", "ok"),
+        peer=API,
+        result="ok",
         duration_ns=np.where((at > 30) & (at < 36), 100 * MS, 300_000),
     )
     (found,) = latest(run(host, UNTIL))
@@ -376,12 +350,10 @@ def test_a_host_whose_processors_are_short_blames_no_network() -> None:
     host = slow()
     host.add(
         "syscall_latency",
-        len(SECONDS),
-        t_ns=T0 + (SECONDS * S).astype(np.int64),
+        at=SECONDS,
         pid=5,
-        proc_start_ns=START,
-        basis=code("syscall_latency", "basis", "blocked"),
-        kind=code("syscall_latency", "kind", "slow"),
+        basis="blocked",
+        kind="slow",
         interval_ns=S,
         max_ns=0,
         run_queue_ns=np.where(BAD, 1500 * MS, 10 * MS),
@@ -420,13 +392,11 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
         at = np.arange(0, UNTIL, 0.25)
         host.add(
             "tcp_connect",
-            len(at),
-            t_ns=T0 + (at * S).astype(np.int64),
+            at=at,
             pid=APP_PID,
-            proc_start_ns=START,
             netns=netns,
-            peer=np.frombuffer(API, "V18"),
-            result=code("tcp_connect", "result", "ok"),
+            peer=API,
+            result="ok",
             duration_ns=300_000 if netns == NEAR else 900_000,
         )
     watch = PeerWatch(CorrelatorConfig())

@@ -254,7 +254,7 @@ def test_many_events_are_bounded() -> None:
         t_ns=t,
         pid=np.arange(20_000) + 10**5,
         comm=b"sh",
-        kind=code("process_event", "kind", "killed"),
+        kind="killed",
         signal=9,
         proc_start_ns=t - 5_000_000,
     )
@@ -328,7 +328,7 @@ def test_what_its_own_parent_kills_soon_after_its_start_is_nobodys_loss(age_s: i
             tid=pid,
             proc_start_ns=started,
             comm=b"fake-server",
-            kind=code("socket_queue", "kind", "accept"),
+            kind="accept",
             sport=8999,
             cgroup_id=CGROUP,
         )

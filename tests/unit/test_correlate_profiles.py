@@ -74,13 +74,12 @@ def disk(
 def writer(pid: int, comm: bytes, mb: float) -> Callable[[Host], None]:
     return lambda host: host.add(
         "block_io",
-        1,
         t_ns=END,
         interval_ns=3 * S,
         pid=pid,
         comm=comm,
         device=b"sda",
-        op=code("block_io", "op", "write"),
+        op="write",
         count=5,
         unfinished=0,
         bytes=int(mb * MB),
@@ -93,15 +92,13 @@ def writer(pid: int, comm: bytes, mb: float) -> Callable[[Host], None]:
 def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[[Host], None]:
     return lambda host: host.add(
         "lock_contention",
-        1,
         t_ns=END,
         interval_ns=3 * S,
         pid=pid,
-        proc_start_ns=START,
         comm=b"python3",
         lock=b"taken by ext4_write",
         kind=b"write",
-        path=code("lock_contention", "path", path),
+        path=path,
         count=7,
         sum_ns=int(2 * wait_ms * MS),
         max_ns=int(wait_ms * MS),
@@ -142,14 +139,12 @@ def test_where_it_slept_is_evidence() -> None:
         ):
             host.add(
                 "off_cpu",
-                1,
                 t_ns=END,
                 interval_ns=3 * S,
                 pid=APP_PID,
-                proc_start_ns=START,
                 comm=b"python3",
-                state=code("off_cpu", "state", "uninterruptible"),
-                kind=code("off_cpu", "kind", "slow"),
+                state="uninterruptible",
+                kind="slow",
                 syscall=b"fsync",
                 count=3,
                 sum_ns=ns,
@@ -207,7 +202,6 @@ def test_a_lock_of_the_kernels_reports_more_than_the_call_that_waited_for_it(
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
     host.add(
         "syn_ack",
-        1,
         t_ns=END,
         interval_ns=3 * S,
         sport=port,
@@ -244,16 +238,14 @@ def test_slow_connects_to_a_server_of_this_host_whose_syn_acks_are_late(here: bo
     if here:
         host.add(
             "tcp_rtt",
-            60,
-            t_ns=T0 + np.arange(60) * S,
+            at=np.arange(60),
             pid=WEB_PID,
-            proc_start_ns=START,
             comm=b"nginx",
-            role=code("tcp_rtt", "role", "server"),
+            role="server",
             netns=4026531840,
-            saddr=np.frombuffer(API[:16], "V16"),
+            saddr=API[:16],
             sport=443,
-            peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"),
+            peer=peer("10.0.0.9", 40000),
             samples=1,
             rtt_sum_us=50,
             srtt_us=50,
@@ -297,7 +289,7 @@ def test_a_disk_is_less_sure_where_processors_are_short() -> None:
     at = T0 + np.arange(31, 36) * S
 
     def short(host: Host) -> None:
-        host.add("cpu_wait", len(at), t_ns=at, pid=5, proc_start_ns=START, interval_ns=S, wait_ns=3 * S)
+        host.add("cpu_wait", t_ns=at, pid=5, interval_ns=S, wait_ns=3 * S)
 
     sure, less = (float(str(stalled(disk(max_ms=900, each_ms=300), *also)["confidence"])) for also in ((), (short,)))
     assert less < 0.7 * sure

@@ -15,7 +15,7 @@ from agent.correlate.correlator import Correlator
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
-from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import PEER, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
 
@@ -26,18 +26,12 @@ def talk(host: Host, a: float, b: float, *who: bytes) -> None:
     for comm in who:
         host.add(
             "tcp_rtt",
-            len(t),
             t_ns=t,
             pid=CONSUMERS[comm],
-            proc_start_ns=START,
             comm=comm,
-            role=code("tcp_rtt", "role", "client"),
+            role="client",
             peer=PEER,
-            samples=30,
-            rtt_sum_us=1350,
-            rtt_min_us=40,
-            rtt_max_us=50,
-            srtt_us=45,
+            rtt=(30, 40, 45, 50),
             interval_ns=S,
         )
 
@@ -251,12 +245,10 @@ def test_consumers_that_get_no_cpu_are_reported_from_slow_ones(waits_ns: int, ca
     for pid in CONSUMERS.values():
         host.add(
             "syscall_latency",
-            len(t),
             t_ns=t,
             pid=pid,
-            proc_start_ns=START,
             comm=b"worker",
-            basis=code("syscall_latency", "basis", "blocked"),
+            basis="blocked",
             interval_ns=S,
             run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000,
         )

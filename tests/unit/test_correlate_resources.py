@@ -58,7 +58,7 @@ def preempted(host: Host, wait_s: float = 1.2, **columns: object) -> None:
 
 def handshake(host: Host) -> None:
     host.stalled_decision(31.4, 1.4, children=False)
-    host.add("tls_handshake", 1, t_ns=T0 + int(31.39 * S), tid=APP_PID, peer=PEER, duration_ns=int(1.3 * S), **ME)
+    host.add("tls_handshake", at=31.39, tid=APP_PID, peer=PEER, duration_ns=int(1.3 * S), **ME)
 
 
 def causes(host: Host) -> set[object]:
@@ -111,13 +111,7 @@ def test_what_the_kernel_reports_of_the_host_is_evidence_and_no_quota() -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         preempted(host)
         host.add(
-            "resource",
-            2,
-            t_ns=T0 + np.array([31, 32]) * S,
-            kind=code("resource", "kind", "cpu"),
-            object=b"pressure",
-            waited_ns=700 * MS,
-            interval_ns=S,
+            "resource", 2, at=np.array([31, 32]), kind="cpu", object=b"pressure", waited_ns=700 * MS, interval_ns=S
         )
 
     found = only(around_stall(stall))
@@ -158,7 +152,7 @@ def test_decisions_that_others_slow_by_a_tenth_of_a_second() -> None:
     host.decisions(30, 33, rate=8, ms=80)
     host.decisions(33, UNTIL, rate=8)
     t = T0 + (np.arange(30.05, 33, 0.1) * S).astype(np.int64)
-    host.add("cpu_delay", len(t), t_ns=t, tid=APP_PID, duration_ns=40 * MS, **ME, **HOG)
+    host.add("cpu_delay", t_ns=t, tid=APP_PID, duration_ns=40 * MS, **ME, **HOG)
     found = only(host)
     assert (found["cause"], found["cause_detail"]) == ("cpu", "preempted")
     assert found["culprit_pid"] == 666
@@ -169,7 +163,7 @@ def test_waits_that_slow_no_decision_are_no_news() -> None:
     host = Host()
     host.decisions(0, UNTIL, rate=8)
     t = T0 + (np.arange(30.05, 33, 0.1) * S).astype(np.int64)
-    host.add("cpu_delay", len(t), t_ns=t, tid=APP_PID + 1, duration_ns=40 * MS, **ME, **HOG)
+    host.add("cpu_delay", t_ns=t, tid=APP_PID + 1, duration_ns=40 * MS, **ME, **HOG)
     assert not latest(run(host, UNTIL))
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, call, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, T0, Host, S, call, code, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 from tests.unit.test_correlate_processes import event
 
 CLUSTER, AT = range(600, 612), 30.2  # the processes of a database
 DATABASE = peer("10.0.0.2", 5432)
 UNTIL = 60
+SHOP = {"pid": SHOP_PID, "comm": b"shop", "netns": 1}
 
 
 def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: int = 5432) -> Host:
@@ -22,22 +23,16 @@ def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: 
         for pid in pids:
             host.add(
                 "tcp_rtt",
-                1,
                 t_ns=T0 + second * S + pid,
                 pid=pid,
-                proc_start_ns=START,
                 comm=comm,
-                role=code("tcp_rtt", "role", "server"),
+                role="server",
                 netns=1,
                 saddr=DATABASE[:16],
                 sport=port,
                 peer=peer("10.0.0.3", 40000 + pid),
                 cgroup_id=4711,
-                samples=10,
-                rtt_sum_us=450,
-                rtt_max_us=50,
-                rtt_min_us=40,
-                srtt_us=45,
+                rtt=(10, 40, 45, 50),
             )
     return host
 
@@ -47,21 +42,15 @@ def client(host: Host, pid: int = SHOP_PID, port: int = 5432, comm: bytes = b"sh
     for second in range(UNTIL):
         host.add(
             "tcp_rtt",
-            1,
             t_ns=T0 + second * S + 7,
             pid=pid,
-            proc_start_ns=START,
             comm=comm,
-            role=code("tcp_rtt", "role", "client"),
+            role="client",
             netns=1,
             saddr=peer("10.0.0.3", 1)[:16],
             sport=40000 + pid,
             peer=to,
-            samples=10,
-            rtt_sum_us=450,
-            rtt_max_us=50,
-            rtt_min_us=40,
-            srtt_us=45,
+            rtt=(10, 40, 45, 50),
         )
 
 
@@ -223,12 +212,9 @@ def refused(host: Host, a: float, b: float) -> None:
         "tcp_connect",
         n,
         t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        netns=1,
+        **SHOP,
         peer=DATABASE,
-        result=code("tcp_connect", "result", "failed"),
+        result="failed",
         errno=111,
         duration_ns=40_000,
     )
@@ -240,12 +226,9 @@ def connects(host: Host, a: float, b: float) -> None:
         "tcp_connect",
         n,
         t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
-        pid=SHOP_PID,
-        proc_start_ns=START,
-        comm=b"shop",
-        netns=1,
+        **SHOP,
         peer=DATABASE,
-        result=code("tcp_connect", "result", "ok"),
+        result="ok",
         errno=0,
         duration_ns=90_000,
     )

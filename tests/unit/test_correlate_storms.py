@@ -9,7 +9,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import START, T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers
 from tests.unit.test_correlate_processes import event
 
@@ -36,7 +36,7 @@ def tries(host: Host, at: np.ndarray, outcome: str = "ok", pid: int = EAGER_PID,
         len(at),
         t_ns=began + 300_000,
         duration_ns=300_000,
-        result=code("tcp_connect", "result", "failed" if refused else "ok"),
+        result="failed" if refused else "ok",
         errno=errno.ECONNREFUSED if refused else 0,
         **who,
     )
@@ -47,7 +47,7 @@ def tries(host: Host, at: np.ndarray, outcome: str = "ok", pid: int = EAGER_PID,
             len(at),
             t_ns=began + 2_000_000,
             duration_ns=1_700_000,
-            role=code("tcp_close", "role", "client"),
+            role="client",
             srtt_us=100,
             bytes_in=90 if outcome == "ok" else 0,
             bytes_out=80,
@@ -86,21 +86,15 @@ def test_the_end_of_the_server_is_the_reason_for_it() -> None:
     host = steady(30)
     host.add(
         "tcp_rtt",
-        30,
-        t_ns=T0 + np.arange(30) * S,
+        at=np.arange(30),
         pid=SHOP_PID,
-        proc_start_ns=START,
         comm=b"shop",
         netns=NETNS,
-        role=code("tcp_rtt", "role", "server"),
-        saddr=np.frombuffer(SHOP[:16], "V16"),
+        role="server",
+        saddr=SHOP[:16],
         sport=PORT,
-        peer=np.frombuffer(peer("10.0.0.1", 40000), "V18"),
-        samples=5,
-        rtt_sum_us=500,
-        srtt_us=100,
-        rtt_min_us=90,
-        rtt_max_us=110,
+        peer=peer("10.0.0.1", 40000),
+        rtt=(5, 90, 100, 110),
     )
     tries(host, STORM, "refused")
     event(host, "killed", 30, pid=SHOP_PID, comm=b"shop", signal=9)

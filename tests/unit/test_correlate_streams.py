@@ -21,7 +21,7 @@ def waits(host: Host, pid: int, at: np.ndarray, to: bytes, ms: object, count: in
     host.add(
         "syscall_latency",
         len(at),
-        t_ns=T0 + (at * S).astype(np.int64),
+        at=at,
         pid=pid,
         proc_start_ns=START,
         comm=b"reader" if pid == READER else b"writer",
@@ -43,7 +43,7 @@ def ends(host: Host, at: np.ndarray, us: object = 200) -> None:
         host.add(
             "tcp_rtt",
             len(at),
-            t_ns=T0 + (at * S).astype(np.int64),
+            at=at,
             pid=pid,
             proc_start_ns=START,
             comm=comm,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import T0, Host, S, latest, peer, run
 from tests.unit.test_correlate_processes import event
 
 NETNS, UNTIL = 1, 60
@@ -33,18 +33,16 @@ def queues(
     for pid, comm, here, there, role, send, recv in ends:
         host.add(
             "socket_queue",
-            len(at),
-            t_ns=T0 + (at * S).astype(np.int64),
+            at=at,
             pid=pid,
-            proc_start_ns=START,
             comm=comm,
             sock_id=pid,
             netns=NETNS,
-            kind=code("socket_queue", "kind", "connection"),
-            role=code("socket_queue", "role", role),
-            saddr=np.frombuffer(here[:16], "V16"),
+            kind="connection",
+            role=role,
+            saddr=here[:16],
             sport=int.from_bytes(here[16:], "little"),
-            peer=np.frombuffer(there, "V18"),
+            peer=there,
             send_q_bytes=send,
             recv_q_bytes=recv,
             acked_bytes=acked,

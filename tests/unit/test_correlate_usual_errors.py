@@ -36,6 +36,8 @@ from tests.unit.test_correlate_answered import (
 )
 
 CACHE, CACHE_AT, FAR_AT = 740, REDIS, peer("10.0.0.5", 80)
+NGINX = {"pid": PROXY, "comm": b"nginx", "netns": NETNS}
+GUNICORN = {"pid": APP, "tid": APP, "comm": b"gunicorn"}
 
 
 def failing(host: Host) -> dict[str, object]:
@@ -46,19 +48,7 @@ def failing(host: Host) -> dict[str, object]:
 def given_up(host: Host, a: float, b: float) -> None:
     """By a proxy, each second."""
     t = times(a, b)
-    host.add(
-        "tcp_close",
-        len(t),
-        t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(APP_AT, "V18"),
-        role=code("tcp_close", "role", "client"),
-        waited_ns=700_000_000,
-        bytes_in=0,
-    )
+    host.add("tcp_close", t_ns=t, **NGINX, peer=APP_AT, role="client", waited_ns=700_000_000, bytes_in=0)
 
 
 def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
@@ -74,14 +64,10 @@ def test_who_is_refused_all_the_time_is_not_why() -> None:
     host, t = chain(b"503"), times(0, UNTIL)
     host.add(
         "tcp_connect",
-        len(t),
         t_ns=t,
-        pid=PROXY,
-        proc_start_ns=START,
-        comm=b"nginx",
-        netns=NETNS,
-        peer=np.frombuffer(peer("127.0.0.1", 4317), "V18"),
-        result=code("tcp_connect", "result", "failed"),
+        **NGINX,
+        peer=peer("127.0.0.1", 4317),
+        result="failed",
         errno=errno.ECONNREFUSED,
         duration_ns=90_000,
     )
@@ -103,17 +89,15 @@ def test_who_asks_for_names_that_there_are_not_all_the_time_does_not_fail_by_it(
     host, t = chain(b"503"), times(0 if usual else 30, 35)
     host.add(
         "dns_lookup",
-        len(t),
         t_ns=t,
         pid=PROXY,
         tid=PROXY,
-        proc_start_ns=START,
         comm=b"nginx",
-        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
+        peer=peer("10.0.0.53", 53),
         name=b"app.shop.svc.cluster.local",
         duration_ns=900_000,
         tries=1,
-        result=code("dns_lookup", "result", "nxdomain"),
+        result="nxdomain",
     )
     assert failing(host)["cause"] == ("server_error" if usual else "dns")
 
@@ -125,19 +109,7 @@ def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     given_up(host, 30, 35)
     t = times(0 if usual else 30, 35)
-    host.add(
-        "slow_syscall",
-        len(t),
-        t_ns=t,
-        pid=APP,
-        tid=APP,
-        proc_start_ns=START,
-        comm=b"gunicorn",
-        kind=code("slow_syscall", "kind", "waiting"),
-        peer=PEER,
-        syscall=b"recvfrom",
-        duration_ns=S,
-    )
+    host.add("slow_syscall", t_ns=t, **GUNICORN, kind="waiting", peer=PEER, syscall=b"recvfrom", duration_ns=S)
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("broker_slow", APP if usual else CACHE)
     output = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn pid 720 at 127.0.0.1:8000 waiting"
@@ -166,30 +138,22 @@ def test_one_of_several_that_ends_in_order_is_not_why(others: bool) -> None:
     t = times(0, 31) + S // 10
     host.add(
         "tcp_rtt",
-        len(t),
         t_ns=t,
         pid=left,
-        proc_start_ns=START,
         comm=b"postgres",
-        role=code("tcp_rtt", "role", "server"),
+        role="server",
         netns=NETNS,
         sport=5432,
-        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
-        peer=np.frombuffer(peer("127.0.0.1", 40001), "V18"),
-        samples=10,
-        rtt_sum_us=400,
-        rtt_min_us=30,
-        rtt_max_us=50,
-        srtt_us=40,
+        saddr=DATABASE_AT[:16],
+        peer=peer("127.0.0.1", 40001),
+        rtt=(10, 30, 40, 50),
     )
     host.add(
         "process_event",
-        1,
         t_ns=T0 + 31 * S + S // 2,
         pid=left if others else DATABASE,
-        proc_start_ns=START,
         comm=b"postgres",
-        kind=code("process_event", "kind", "exited"),
+        kind="exited",
         exit_code=0 if others else 1,
     )
     found = failing(host)
@@ -232,19 +196,7 @@ def test_what_is_polled_on_this_host_s_loopback_is_not_a_container_s(home: int) 
     host = Host()
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     t = times(0, UNTIL)
-    host.add(
-        "socket_queue",
-        len(t),
-        t_ns=t,
-        pid=1,
-        proc_start_ns=START,
-        comm=b"sshd",
-        kind=code("socket_queue", "kind", "accept"),
-        netns=home,
-        sport=22,
-        limit=99,
-        queue=0,
-    )
+    host.add("socket_queue", t_ns=t, pid=1, comm=b"sshd", kind="accept", netns=home, sport=22, limit=99, queue=0)
     answers(host, 0, 30, APP, CACHE_AT, b"redis")
     answers(host, 30, 35, APP, CACHE_AT, b"redis", b"ERR")
     answers(host, 35, UNTIL, APP, CACHE_AT, b"redis")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import T0, Host, S, code, latest, run
 from tests.unit.test_correlate_processes import event
 
 WORKER, MASTER = 4100, 4000
@@ -19,16 +19,14 @@ def at_work(host: Host, from_s: int, to_s: int, pid: int = WORKER, comm: bytes =
     for at in range(from_s, to_s):
         host.add(
             "syscall_latency",
-            1,
             t_ns=T0 + at * S + S // 2,
             pid=pid,
             tid=pid,
-            proc_start_ns=START,
             comm=comm,
             cgroup_id=4711,
             syscall=b"read",
-            basis=code("syscall_latency", "basis", "blocked"),
-            kind=code("syscall_latency", "kind", "waiting"),
+            basis="blocked",
+            kind="waiting",
             interval_ns=S,
             count=9,
             sum_ns=S // 2,

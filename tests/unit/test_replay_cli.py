@@ -119,7 +119,7 @@ def test_a_recording_that_is_cut_off_gives_the_findings_up_to_there(
 
 def test_wall_times_come_from_the_recordings_own_offset_history(tmp_path: Path) -> None:
     host = broker_slow()
-    host.add("clock_offset", 1, t_ns=T0, real_mono_ns=1_700_000_000 * S, boot_mono_ns=0, mono_raw_ns=0, err_ns=40)
+    host.add("clock_offset", t_ns=T0, real_mono_ns=1_700_000_000 * S, boot_mono_ns=0, mono_raw_ns=0, err_ns=40)
     (row,) = json.loads(tickscope("replay", record(tmp_path / "a.rec", host), "-o", "json").stdout)["rows"]
     assert (row["wall_ns"], row["wall_err_ns"], row["wall_state"]) == (row["t_ns"] + 1_700_000_000 * S, 40, "exact")
 

@@ -18,7 +18,7 @@ from agent.resources import cgroups
 from agent.resources.disks import names
 from agent.resources.limits import CgroupLimits, Used
 from agent.resources.resource_source import Resources, Watched
-from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
+from tests.unit.correlate_scenarios import APP_PID, UNTIL, Host, S, around_stall, call, code, latest, run
 
 MB = 1_000_000
 #: Starts a program as often as it is told to, and says whether it could.
@@ -33,6 +33,7 @@ for line in sys.stdin:
     except OSError:
         print("no", flush=True)
 """
+PYTHON3 = {"pid": APP_PID, "comm": b"python3"}
 
 
 def one(place: Path, modern: bool, written: int, requests: int) -> None:
@@ -204,18 +205,15 @@ def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
         host.add(
             "resource",
-            1,
-            t_ns=T0 + 31 * S,
-            pid=APP_PID,
-            proc_start_ns=START,
-            comm=b"python3",
-            kind=code("resource", "kind", "io"),
+            at=31,
+            **PYTHON3,
+            kind="io",
             object=b"/c/api",
             interval_ns=S,
             used=990_000,
             limit=MB,
             device=device,
-            direction=code("resource", "direction", direction.decode()),
+            direction=direction.decode(),
         )
 
     (found,) = latest(run(around_stall(stall), UNTIL))
@@ -232,19 +230,7 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
         if limited:
-            host.add(
-                "resource",
-                1,
-                t_ns=T0 + 31 * S,
-                pid=APP_PID,
-                proc_start_ns=START,
-                comm=b"python3",
-                kind=code("resource", "kind", "io"),
-                object=b"/c/api",
-                interval_ns=S,
-                used=990_000,
-                limit=MB,
-            )
+            host.add("resource", at=31, **PYTHON3, kind="io", object=b"/c/api", interval_ns=S, used=990_000, limit=MB)
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause"], found["cause_detail"], found["culprit_object"]) == cause
@@ -257,18 +243,7 @@ def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
     host = Host(1).healthy(0, 60)
     for at in range(30, 36):
         host.add(
-            "resource",
-            1,
-            t_ns=T0 + at * S,
-            pid=APP_PID,
-            proc_start_ns=START,
-            comm=b"python3",
-            kind=code("resource", "kind", "pids"),
-            object=b"/c/api",
-            interval_ns=S,
-            used=40,
-            limit=40,
-            events=7,
+            "resource", at=at, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=40, limit=40, events=7
         )
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
@@ -279,20 +254,7 @@ def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
 
 def test_a_limit_that_may_be_that_of_a_cgroup_above_is_reported_so() -> None:
     host = Host(1).healthy(0, 60)
-    host.add(
-        "resource",
-        1,
-        t_ns=T0 + 30 * S,
-        pid=APP_PID,
-        proc_start_ns=START,
-        comm=b"python3",
-        kind=code("resource", "kind", "pids"),
-        object=b"/c/api",
-        interval_ns=S,
-        used=3,
-        limit=40,
-        events=7,
-    )
+    host.add("resource", at=30, **PYTHON3, kind="pids", object=b"/c/api", interval_ns=S, used=3, limit=40, events=7)
     (found,) = latest(run(host, 60))
     assert "its cgroup /c/api, or one above it, reached its limit of processes" in str(found["sentence"])
 

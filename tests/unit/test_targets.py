@@ -336,7 +336,7 @@ def test_a_user_whose_looks_take_long_waits_and_the_others_do_not(rig: Rig, libr
         slow, late, other = (Path(shutil.copy("/bin/true", f"{folder}/{NAME}{number}.so")) for number in (1, 2, 3))
         rig.targets._budget = Budget(0.4, 0.4, root=False)
         stack.enter_context(running(1001)).maps(slow)
-        rig.cost_s = 0.5 * PATIENCE
+        rig.cost_s = 0.25 * PATIENCE
         rig.targets._full_ns = 1
         rig.until(lambda: rig.live)
         rig.cost_s = 0

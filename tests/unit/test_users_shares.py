@@ -19,7 +19,7 @@ from agent.resources import process_stat
 from agent.resources.cgroups import Mounts
 from agent.resources.resource_source import MOST, Resources, Watched
 from agent.resources.spaces import Space, Spaces
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, run
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_resources import resource
 
@@ -68,7 +68,6 @@ def test_a_users_storm_of_signals_hides_no_servers_stop() -> None:
             t_ns=t,
             pid=5000 + n,
             tid=5000,
-            proc_start_ns=START,
             comm=b"toy",
             cgroup_id=1,
             kind=np.arange(2000) % 2,

@@ -1,0 +1,171 @@
+"""From each real server to `queues`, a finding and a metric: its consumer is stopped while messages arrive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports import free_ports
+from tests.servers import etcd, nats, postgresql, rabbitmq
+from tests.servers.kafka_server import Kafka, fetched
+from tests.system.agent import Agent
+
+#: Rows of a healthy queue before its consumer is stopped, one a second.
+USUAL = 25
+KAFKA_CONSUMER = """
+import sys
+from confluent_kafka import Consumer
+consumer = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "billing", "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 500, "client.id": "biller", "session.timeout.ms": 45000})
+consumer.subscribe(["orders"])
+while True:
+    consumer.poll(1)
+"""
+KAFKA_PRODUCER = """
+import sys
+from confluent_kafka import Producer
+producer = Producer({"bootstrap.servers": sys.argv[1], "linger.ms": 5})
+while True:
+    producer.produce("orders", b"x")
+    producer.poll(0.05)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """consumer: its process. options, config: of the agent. shown, above: columns of the queue in ``queues``, equal to
+    these and greater than these. cause: another cause of the finding, and a part of its words.
+    """
+
+    consumer: int
+    shown: Mapping[str, object]
+    options: tuple[str, ...] = ()
+    config: str = ""
+    above: Mapping[str, float] = field(default_factory=lambda: {"length": 100})
+    cause: tuple[str, str] | None = None
+
+
+def of_kafka(folder: Path, ends: ExitStack) -> Case:
+    from confluent_kafka.admin import NewTopic
+
+    for name in ("libraries", "server"):
+        (folder / name).mkdir()
+    server = Kafka(fetched(folder / "libraries"), folder / "server")
+    ends.callback(server.end)
+    server.admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
+    programs = [
+        subprocess.Popen([sys.executable, "-c", code, server.address]) for code in (KAFKA_CONSUMER, KAFKA_PRODUCER)
+    ]
+    for program in programs:
+        ends.callback(program.wait)
+        ends.callback(program.kill)
+    return Case(
+        programs[0].pid,
+        {"queue": "orders", "partition": "0", "consumer_group": "billing"},
+        ("--kafka", f"kafka://{server.address}?groups=billing"),
+        above={"length": 20, "oldest_s": 1},
+        cause=("consumer_stopped", "1 client stopped talking to the server"),
+    )
+
+
+def of_rabbitmq(folder: Path, ends: ExitStack) -> Case:
+    server = rabbitmq.Rabbit(folder)
+    ends.callback(server.end)
+    server.declare("orders")
+    ends.enter_context(rabbitmq.client("publish", server.port, "orders", 40))
+    consumer = ends.enter_context(rabbitmq.client("consume", server.port, "orders", 10))
+    shown = {"queue": "orders", "consumers": 1, "pending": 10, "peer": f"127.0.0.1:{server.port}"}
+    return Case(consumer.pid, shown, ("--rabbitmq", server.url))
+
+
+def of_nats(folder: Path, ends: ExitStack) -> Case:
+    server = nats.Nats(folder)
+    ends.callback(server.end)
+    js = server.client()
+    js.stream("orders")
+    js.consumer("orders", "billing")
+    js.close()
+    ends.enter_context(nats.client("publish", server.port, "orders.a", 40))
+    consumer = ends.enter_context(nats.client("consume", server.port, "orders", "billing", 10))
+    shown = {"queue": "orders", "consumer_group": "billing", "peer": f"127.0.0.1:{server.port}"}
+    return Case(consumer.pid, shown, ("--nats", server.url), above={"length": 100, "pending": 0})
+
+
+def of_etcd(folder: Path, ends: ExitStack) -> Case:
+    """Two clusters: the process that copies a prefix is stopped."""
+    ports = []
+    for name in ("west", "east"):
+        cluster = etcd.Etcd(folder / name, name=name)
+        ends.callback(cluster.end)
+        ports.append(cluster.nodes[0].port)
+    source, copy = ports
+    ends.enter_context(etcd.client("write", source, "/shop/", 20))
+    copier = ends.enter_context(etcd.client("copy", source, copy, "/shop/"))
+    shown = {"queue": "/shop/", "consumer_group": f"copy 127.0.0.1:{copy}", "peer": f"127.0.0.1:{source}"}
+    url = f"http://127.0.0.1:{source}?prefix=/shop/&copy=http://127.0.0.1:{copy}"
+    return Case(copier.pid, shown, ("--etcd", url), above={"length": 50})
+
+
+def of_postgresql(_: Path, ends: ExitStack) -> Case:
+    server = postgresql.Postgres()
+    ends.callback(server.end)
+    server.do(postgresql.TABLE)
+    ends.enter_context(postgresql.client("produce", server.port, 40))
+    worker = ends.enter_context(postgresql.client("work", server.port, 0.001))
+    query = " ".join(postgresql.QUERY.split())
+    shown = {"queue": "mail", "status": "stalled", "peer": f"127.0.0.1:{server.port}"}
+    return Case(worker.pid, shown, config=f'postgresql:\n  - url: {server.url}\n    query: "{query}"\n')
+
+
+SYSTEMS = {
+    "kafka": of_kafka,
+    "rabbitmq": of_rabbitmq,
+    "nats": of_nats,
+    "etcd": of_etcd,
+    "postgresql": of_postgresql,
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_stopped_consumer_is_a_finding_that_names_it(
+    start: Callable[..., Agent], tmp_path: Path, system: str
+) -> None:
+    (page,) = free_ports(1)
+    with ExitStack() as ends:
+        case = SYSTEMS[system](tmp_path, ends)
+        name = case.shown["queue"]
+        agent = start(*case.options, config=f"prometheus: 127.0.0.1:{page}\n{case.config}").ready()
+        agent.rows("queue_lag", f"destination = '{name}' AND lag_messages IS NOT NULL", USUAL, limit_s=60)
+        os.kill(case.consumer, signal.SIGSTOP)
+
+        def of_consumer() -> list[dict[str, Any]]:
+            rows = agent.json("findings")["rows"]
+            return [row for row in rows if (row["symptom"], row["culprit_pid"]) == ("queue_lag", case.consumer)]
+
+        (finding, *_) = agent.until(of_consumer)
+        assert finding["cause"] == "process_stopped", finding
+        if case.cause:
+            others = {cause["cause"]: cause["words"] for cause in finding["causes"]}
+            assert case.cause[1] in others[case.cause[0]]
+
+        def behind() -> list[dict[str, Any]]:
+            rows = [row for row in agent.json("queues")["rows"] if (row["system"], row["queue"]) == (system, name)]
+            return [row for row in rows if all((row[column] or 0) > least for column, least in case.above.items())]
+
+        (queue,) = agent.until(behind)
+        assert {column: queue[column] for column in case.shown} == case.shown
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        found = [line for line in lines if line.startswith("tickscope_queue_lag{") and f'name="{name}"' in line]
+        assert [f'system="{system}"' in line for line in found] == [True], found
+        assert float(found[0].rpartition(" ")[2]) > case.above["length"]
