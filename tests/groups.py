@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: Tests at a time. CI has two processors; live tests wait for two thirds of their time, unit tests for some of it.
-UNIT, LIVE = 3, 6
+UNIT, LIVE = 3, 5
 #: pytest's exit status where tests failed.
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
