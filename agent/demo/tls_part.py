@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -49,12 +50,13 @@ def serve(listener: socket.socket, context: ssl.SSLContext) -> None:
 
 
 def connect(address: tuple[str, int], context: ssl.SSLContext) -> None:
-    """Five connections a second."""
-    while True:
-        with (
-            socket.create_connection(address) as connection,
-            context.wrap_socket(connection, server_hostname="127.0.0.1") as secure,
-        ):
-            secure.sendall(b"hello")
-            secure.recv(100)
-        time.sleep(0.2)
+    """Five connections a second, until the server ends, which may be first when the demo ends."""
+    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+        while True:
+            with (
+                socket.create_connection(address) as connection,
+                context.wrap_socket(connection, server_hostname="127.0.0.1") as secure,
+            ):
+                secure.sendall(b"hello")
+                secure.recv(100)
+            time.sleep(0.2)

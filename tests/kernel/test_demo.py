@@ -6,18 +6,21 @@ import os
 import shutil
 import signal
 import socket
+import ssl
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.demo import clock_part
+from agent.demo import clock_part, tls_part
 from agent.demo.session import Workload
 from agent.demo.workload import BASE, PREFIX
 from agent.limiters.intake import TABLE, Intake
@@ -153,7 +156,7 @@ def test_redis_is_stalled_only_once_the_agent_is_ready(intake: tuple[Path, Intak
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-from agent.demo import clock_part
+from agent.demo import clock_part, tls_part
 from agent.demo.session import Workload
 with Workload(Path(sys.argv[1])) as workload:
     agent = subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -230,3 +233,14 @@ def test_the_clock_is_stepped_only_when_asked_and_back_again(intake: tuple[Path,
 def test_a_large_step_is_refused() -> None:
     with pytest.raises(ValueError, match="more than a demo may step"):
         clock_part.step(501)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_client_of_tls_ends_in_order_when_its_server_ended_first(reset: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        ended = pool.submit(tls_part.connect, listener.getsockname(), ssl.create_default_context())
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        connection.recv(10_000)
+        connection.close()
+        assert ended.result(10) is None

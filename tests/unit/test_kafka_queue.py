@@ -341,11 +341,12 @@ def test_librdkafka_gets_only_brokers_that_have_an_address(
 ) -> None:
     """It looks names up without a time limit. It compares the names with certificates."""
     ends, real, given = threading.Event(), socket.getaddrinfo, list[Any]()
+    silent = f"silent-{tls}.example"  # a look-up that is on its way is shared
 
     def resolved(host: str, *more: Any, flags: int = 0, **named: Any) -> Any:
         if flags & socket.AI_NUMERICHOST:
             return real(host, *more, flags=flags, **named)
-        if host == "silent.example":
+        if host == silent:
             ends.wait(60)
         return [one for address in ("127.0.0.1", "::1") for one in real(address, *more, flags=flags, **named)]
 
@@ -355,7 +356,7 @@ def test_librdkafka_gets_only_brokers_that_have_an_address(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(kafka, "KafkaConnection", connected)
-    cluster = KafkaCluster(KafkaServer(servers="silent.example:9,known.example:1,127.0.0.2:2", tls=tls))
+    cluster = KafkaCluster(KafkaServer(servers=f"{silent}:9,known.example:1,127.0.0.2:2", tls=tls))
     try:
         assert [row["failure"] for row in cluster.poll()] == ["closed"]
         assert [*given, cluster._librdkafka()["bootstrap.servers"]] == [servers] * 2
