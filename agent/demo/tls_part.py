@@ -51,7 +51,7 @@ def serve(listener: socket.socket, context: ssl.SSLContext) -> None:
 
 def connect(address: tuple[str, int], context: ssl.SSLContext) -> None:
     """Five connections a second, until the server ends, which may be first when the demo ends."""
-    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+    with contextlib.suppress(ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
         while True:
             with (
                 socket.create_connection(address) as connection,
