@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agent.common.lean import without
 from agent.common.lookup import connect
 from agent.common.printable import printable
-from agent.common.tls import error_text
+from agent.common.tls import error_text, unverified_by_us
 
 if TYPE_CHECKING:
     import ssl
@@ -242,4 +242,6 @@ def _elsewhere(answer: Any) -> str:
 def _failure(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
-    return "closed" if isinstance(error, ConnectionResetError | BrokenPipeError) else "unreachable"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "closed"
+    return "login" if unverified_by_us(error) else "unreachable"

@@ -19,7 +19,7 @@ import hiredis
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
 from agent.common.lookup import connect
-from agent.common.tls import client_context, error_text
+from agent.common.tls import client_context, error_text, unverified_by_us
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
@@ -299,6 +299,8 @@ def _failure(error: Exception) -> str:
         return "refused"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed"
+    if unverified_by_us(error):
+        return "login"
     return "unreachable" if isinstance(error, OSError) else "other"
 
 

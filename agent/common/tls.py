@@ -47,6 +47,14 @@ def unverified(why: str = "", authority: str = "ca_file", address: str = "url") 
     return f"certificate verify failed: {f'set {address}' if wrong_name else authority} ({why})"
 
 
+def unverified_by_us(error: Exception) -> bool:
+    """Whether this client refused the server's certificate: its other clients may accept it. An expired one they refuse
+    too.
+    """
+    why = str(getattr(error, "verify_message", ""))
+    return bool(why) and "expired" not in why
+
+
 def error_text(error: OSError) -> str:
     """What went wrong, for a user. OpenSSL's words for a server that hangs up, or speaks no TLS, name no cause."""
     if why := getattr(error, "verify_message", ""):

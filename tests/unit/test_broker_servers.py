@@ -229,6 +229,7 @@ def test_a_certificate_of_another_authority_names_the_setting(kind: str, strange
                 break
         assert [row["status"] for row in rows] == ["down"]
         assert words in str(rows[0]["reason"])[:128]
+        assert rows[0]["failure"] == "login"  # says nothing of the server
 
 
 @pytest.mark.parametrize(
