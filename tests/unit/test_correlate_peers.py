@@ -206,6 +206,16 @@ def test_the_share_of_retransmitted_segments_is_that_of_both_ends_and_in_the_sen
     assert str(found["sentence"]).startswith("Up to 12.5 % of the TCP segments to 10.0.0.2:443 and from it had to be")
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_an_agent_that_got_no_cpu_time_knows_of_no_silence(late: bool) -> None:
+    """Its sums of three seconds come at once."""
+    host, there = Host(), (SECONDS < 30) | (SECONDS > 33)
+    asked(host, SECONDS[there], 300, 6)
+    asked(host, SECONDS[there | (not late)], 200, 5, to=peer("10.0.0.3", 443))
+    sent_again(host, np.array([30.2, 30.6, 31.4]))
+    assert [found["symptom"] for found in latest(run(host, UNTIL))] == [[], ["network_loss"]][not late]
+
+
 @pytest.mark.parametrize("state", [b"fin_wait_1", b"last_ack"])
 def test_who_was_left_is_not_waited_for(state: bytes) -> None:
     assert latest(run(cut(state), UNTIL)) == []
@@ -233,6 +243,7 @@ def test_who_is_received_each_second_is_missed_at_once_whoever_else_is_silent(ot
     """The other one fell silent when it was not asked yet."""
     host = Host()
     asked(host, SECONDS[(SECONDS > 32) & (SECONDS < 50)], 300, 6)
+    asked(host, SECONDS, 300, 6, peer("10.0.0.4", 443))
     sent_again(host, np.array([50.2]))
     for other in others:
         asked(host, SECONDS[SECONDS < 36], 300, 6, other)
