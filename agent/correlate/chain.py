@@ -114,7 +114,7 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
         for part in ((_rows(view, "tcp_close", episode), None), (None, _rows(view, "tcp_connect", episode)))
     )
     given = len(closes) + len(connects)
-    back = resent(episode, view, raw, netns, rows, 0, None)
+    back = resent(episode, view, raw, netns, rows)
     hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections, one per request
     starved = view.starved_ns(server[1], episode) if server else 0.0
     usual, _, worst = rtt_us(view, raw, netns, episode)

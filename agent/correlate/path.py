@@ -33,7 +33,8 @@ _REACH_NS = 60 * SECOND
 _SLACK_NS = 20_000_000  # a decision may be reported a little after its end
 _SPREAD = 0.5  # of the median, from which round trips count as varying
 _FEW = 4  # too few samples for a spread
-_SYN_NS, _MOSTLY = 900_000_000, 0.75
+_SYN_NS = 900_000_000  # a connect that lost a SYN takes a second at least (Linux)
+_MOSTLY = 0.75  # this share of the connects was quick
 _SETTLED = 8  # samples after which a smoothed RTT has made two thirds of a change
 _SATURATED_NS = 500_000_000  # time a second that threads of this host waited for CPUs, beyond the usual
 Spans = tuple[np.ndarray, np.ndarray]
@@ -102,7 +103,7 @@ def path(
     if usual is None or worst is None or worst <= 2 * usual or (worst - usual) < enough:
         return Path(usual, worst, None, False, False, None, None, None, (rtt,))
     # From here on the RTT is not conclusive.
-    if len(clean):
+    if len(clean) >= _FEW:
         return Path(usual, worst, None, False, False, float(np.median(clean)), None, None, (rtt,))
     quickest = quickest_us(view, raw, netns, episode, spans)
     if quickest is not None and quickest < ENOUGH * worst:
@@ -199,7 +200,7 @@ def quickest_us(
     rows = in_netns(view.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND), netns)
     rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
     single = _whole_within(rows[known(rows["raw_min_us"])], episode)
-    # where delays vary, a few may be short
+    # a delay that varies leaves a few round trips short
     took = [float(single["raw_min_us"].max())] if single["samples"].sum() >= _FEW else []
     connects = done["duration_ns"][done["duration_ns"] < _SYN_NS] / 1e3  # slower ones lost a SYN
     if len(connects) >= (_FEW if took else 1):

@@ -17,14 +17,14 @@ from agent.correlate.local import is_loopback
 from agent.correlate.rows import OfSecond, among, columns_of, groups
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.view import NO_PEER, own_ends
+from agent.correlate.view import NO_PEER, addresses, own_ends
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
 _OK = TABLES["tcp_connect"].code("result", "ok")
-_SYN = TABLES["tcp_retransmit"].code("kind", "syn")
+_SYN, _DATA = (TABLES["tcp_retransmit"].code("kind", name) for name in ("syn", "data"))
 _CONTACTING = [b"established", b"syn_sent"]  # in other states no process waits for the peer any more
 #: The initial retransmission timeout of a lone segment.
 RTO_NS = 200_000_000
@@ -60,13 +60,14 @@ class PeerWatch(EndWatch):
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median
     of its connects, without those with a retransmitted SYN; again: retransmitted segments, including the peer's own
-    if it is on this host, without those that the receiver had already; again_share: of all segments; wait_ns: the
+    if it is on this host, without those that the receiver had already; sent, lost: segments with data, and the
+    retransmitted ones less those that the receiver had already: below 0 where it reports these later; wait_ns: the
     longest wait of a process for it; late_ns: the longest one that took far longer than that process usually waits
     for it, 0 if none did. here: it is a process of this host. A peer that does not respond has no round trips: the
     wait for it then follows from retransmissions to it. dark: 1 in such a second.
     """
 
-    metrics = ("floor_us", "connect_us", "again", "again_share", "wait_ns", "late_ns", "here", "dark")
+    metrics = ("floor_us", "connect_us", "again", "sent", "lost", "wait_ns", "late_ns", "here", "dark")
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
@@ -109,21 +110,15 @@ class PeerWatch(EndWatch):
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = ContactedEnds(mine, chosen, first, group)
-        again, share = _again(rows["tcp_retransmit"], at), np.zeros(at.n)
-        if again.any():
-            sent, had = (
-                at.added(np.bincount(group, mine[column].clip(0))[chosen], there, served[column].clip(0))
-                for column in ("segments", "doubled")  # unknown is below 0
-            )
-            again = (again - had).clip(0)
-            share = np.where(sent > 0, again / np.maximum(sent, again).clip(1), 0.0)
+        again, sent, lost = _resent(rows["tcp_retransmit"], mine, served, at)
         waits = _for_peers(rows["syscall_latency"])
         usual = (again == 0) & ~np.isin(slots, self._active_slots)
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
             "again": again,
-            "again_share": share,
+            "sent": sent,
+            "lost": lost,
             "wait_ns": _waits(waits, at) if len(rows["syscall_latency"]) else np.full(at.n, np.nan),
             "late_ns": self._late(second, waits, at, usual),
             "here": among(ends, there.tolist()).astype(np.float64),
@@ -238,12 +233,38 @@ def _connects(rows: OfSecond, at: ContactedEnds) -> np.ndarray:
     return out
 
 
-def _again(again: np.ndarray, at: ContactedEnds) -> np.ndarray:
+def _resent(
+    resent: np.ndarray, mine: np.ndarray, served: np.ndarray, at: ContactedEnds
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(again, sent, lost) of each subject."""
+    if not len(resent):
+        nothing = np.zeros(at.n)
+        return nothing, nothing, nothing
+    there = pick(served, _to_clients(served, mine))
+    subject_of, ends, sums = at.of(mine), own_ends(there), []
+    for column in ("segments", "doubled"):
+        out = np.zeros(at.n)
+        np.add.at(out, subject_of[subject_of >= 0], mine[column][subject_of >= 0].clip(0))  # unknown is below 0
+        sums.append(at.added(out, ends, there[column].clip(0)))
+    sent, had = sums
+    data = pick(resent, resent["kind"] == _DATA)
+    return (_again(resent, mine, at) - had).clip(0), sent, _again(data, mine, at) - had
+
+
+def _again(again: np.ndarray, mine: np.ndarray, at: ContactedEnds) -> np.ndarray:
+    """Retransmitted segments between the clients' connections and each subject."""
     out = np.zeros(at.n)
     count = np.maximum(again["count"], 1)
     subject_of = at.of(again)
     np.add.at(out, subject_of[subject_of >= 0], count[subject_of >= 0])
-    return at.added(out, own_ends(again), count)
+    back = _to_clients(again, mine)
+    return at.added(out, own_ends(pick(again, back)), count[back])
+
+
+def _to_clients(rows: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Which rows are of connections to an address of these clients: a server also has clients elsewhere."""
+    ends = addresses(rows).copy().view("V16").reshape(-1)
+    return among(ends, mine["saddr"].tolist())
 
 
 def _for_peers(rows: np.ndarray) -> np.ndarray:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Episode, Evidence, item
-from agent.correlate.local import in_netns
-from agent.correlate.rows import groups, known
+from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.rows import as_bytes, groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View, to_peer
+from agent.correlate.view import View, addresses, to_peer
 from agent.correlate.words import Words, render, value
 from agent.tables import TABLES
 
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
-_CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", "server"))
+_CLIENT = TABLES["tcp_rtt"].code("role", "client")
 _RTO_NS, _SYN_NS, _MOST, _REACH_NS = 200_000_000, SECOND, 12, 60 * SECOND
 _SPURIOUS = 0.5  # share of the retransmissions that the peer had already
 #: What one acknowledgement after the timeout (200 ms) adds to the smoothed RTT (an eighth), less what may be missing.
@@ -67,24 +67,29 @@ class Resent:
         return render("{n} of {sent}", n=value(self.again), sent=value(self.sent, "TCP segment"))
 
 
+#: No clients: the peer's own retransmissions do not count.
+NO_CLIENTS = np.empty(0, "V16")
+
+
 def resent(
-    episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray, answered: int, usual_us: float | None
+    episode: Episode,
+    view: View,
+    raw: bytes,
+    netns: int | None,
+    rows: np.ndarray,
+    usual_us: float | None = None,
+    clients: np.ndarray = NO_CLIENTS,
 ) -> Resent:
-    """rows: of ``tcp_retransmit``, to the peer; answered: segments that the peer itself retransmitted. usual_us: a
-    usual round trip.
+    """rows: of ``tcp_retransmit``, to the peer. usual_us: a usual round trip. clients: addresses, V16; what the peer
+    retransmitted to them counts, too, if it is a process of this host.
     """
     counts = np.maximum(rows["count"], 1)
     near = view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND)
+    back = of_peer(near[near["t_ns"] > episode.start_ns], raw, netns, clients)
     near = in_netns(to_peer(near, raw), netns)
     near = near[(near["role"] == _CLIENT) & known(near["segments"])]
     sums = near[near["t_ns"] > episode.start_ns]
-    doubled = int(sums["doubled"].sum())
-    if answered:
-        back = view.rings["tcp_rtt"].between(episode.start_ns + 1, episode.end_ns + SECOND)
-        ends = (back["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (
-            back["sport"] == int.from_bytes(raw[16:], "little")
-        )
-        doubled += int(back["doubled"][ends & (back["role"] == _SERVER)].clip(0).sum())
+    answered = int(np.maximum(of_peer(view.during("tcp_retransmit", episode), raw, netns, clients)["count"], 1).sum())
     most = _after(answered, _RTO_NS, usual_us)
     syn = rows["kind"] == _SYN
     if len(rows):
@@ -94,7 +99,7 @@ def resent(
     return Resent(
         int(counts.sum()) + answered,
         int(sums["segments"].sum()) if len(sums) else None,
-        doubled,
+        int(sums["doubled"].sum()) + int(back["doubled"].clip(0).sum()),
         most,
         int(counts[syn].sum()),
         answered,
@@ -111,7 +116,19 @@ def _late(episode: Episode, sums: np.ndarray, near: np.ndarray) -> bool:
 
 def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray) -> bool:
     """Whether the peer had most of the retransmitted segments: round trips vary, and nothing was lost."""
-    return len(rows) > 0 and resent(episode, view, raw, netns, rows, 0, None).spurious
+    return len(rows) > 0 and resent(episode, view, raw, netns, rows).spurious
+
+
+def of_peer(rows: np.ndarray, raw: bytes, netns: int | None, clients: np.ndarray) -> np.ndarray:
+    """The rows of the peer's own end, if it is on this host, of connections to these addresses. netns: of the clients,
+    which a peer on loopback shares.
+    """
+    here = (rows["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (rows["sport"] == int.from_bytes(raw[16:], "little"))
+    rows = in_netns(rows[here], netns) if is_loopback(raw) else rows[here]
+    if not len(rows):
+        return rows
+    ends = addresses(rows).copy().view("V16").reshape(-1)
+    return np.asarray(rows[np.isin(as_bytes(ends), as_bytes(clients))])
 
 
 def _after(tries: int, first_ns: float, usual_us: float | None) -> float:

@@ -15,7 +15,7 @@ from agent.tables import TABLES
 LESS = 0.6  # factor for a termination that was over
 _CONNECTED = TABLES["tcp_connect"].code("result", "ok")
 _CONNECTS = 2
-_SOON = 0.25  # of the episode
+_SOON = 0.25  # of the episode, and a second at most
 _TICK_NS = 10_000_000
 #: A program that runs for longer than this between two terminations had recovered: it is not in a restart loop.
 _LOOP_NS = 10 * SECOND
@@ -23,7 +23,7 @@ _LOOP_NS = 10 * SECOND
 
 def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
     """Whether another process had replaced a terminated one: it started before an orderly end, as in a reload; or it
-    was connected to before anything was slow, or before most of what was.
+    was connected to before anything was slow, or soon after.
     """
     if termination.stop or not termination.replaced:
         return False
@@ -31,12 +31,12 @@ def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], ep
     begun = talks["proc_start_ns"][talks["pid"] == served[0][1]]
     if termination.orderly and len(begun) and begun.max() < termination.from_ns - _TICK_NS:
         return True
-    connects = view.own(view.rings["tcp_connect"].between(termination.from_ns, episode.end_ns), episode)
+    connects = view.own(view.rings["tcp_connect"].between(termination.from_ns, episode.start_ns + SECOND), episode)
     connects = to_peer(connects, raw)
     times = connects["t_ns"][connects["result"] == _CONNECTED]
     before = episode.start_ns
     if termination.lives == 1:
-        before = max(before, episode.start_ns + int(_SOON * (episode.end_ns - episode.start_ns)))
+        before += min(SECOND, int(_SOON * (episode.end_ns - episode.start_ns)))
     return bool(np.count_nonzero(times <= before) >= _CONNECTS)
 
 

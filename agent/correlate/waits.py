@@ -13,12 +13,12 @@ from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.path import ENOUGH, Path, Spans, path
-from agent.correlate.resent import Resent, resent
-from agent.correlate.rows import as_bytes, groups, start_ticks
+from agent.correlate.resent import NO_CLIENTS, Resent, resent
+from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
+from agent.correlate.view import NO_PEER, SERVERS, View, place
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
@@ -266,9 +266,10 @@ def _peer(
         in_netns(_towards(view.during(table, episode), raw), netns)
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
     )
-    answered = _answered_again(episode, view, raw, netns)
+    mine = _towards(view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), raw)
+    clients = view.own(mine, episode)["saddr"]
     if late and is_loopback(raw):  # loopback loses nothing: a busy process acknowledges late
-        sent_again, answered = sent_again[:0], 0
+        sent_again, clients = sent_again[:0], NO_CLIENTS
     failed = _failed(connects)
     wait = item(
         "slow_syscall",
@@ -281,7 +282,7 @@ def _peer(
     )
     its = path(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
-    back = resent(episode, view, raw, netns, sent_again, answered, its.usual)
+    back = resent(episode, view, raw, netns, sent_again, its.usual, clients)
     return PeerWait(
         raw,
         name,
@@ -308,21 +309,6 @@ def slow_spans(episode: Episode, view: View) -> Spans:
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
         return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]
     return np.array([episode.start_ns]), np.array([episode.end_ns])
-
-
-def _answered_again(episode: Episode, view: View, raw: bytes, netns: int | None) -> int:
-    """Segments that the peer, if it is on this host, retransmitted to an address of the episode's process."""
-    rows = view.during("tcp_retransmit", episode)
-    rows = rows[
-        (rows["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (rows["sport"] == int.from_bytes(raw[16:], "little"))
-    ]
-    rows = in_netns(rows, netns) if is_loopback(raw) else rows
-    if not len(rows):
-        return 0
-    mine = _towards(view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), raw)
-    mine = np.ascontiguousarray(view.own(mine, episode)["saddr"])
-    sent_to = addresses(rows).copy().view("V16").reshape(-1)
-    return int(np.maximum(rows["count"], 1)[np.isin(as_bytes(sent_to), as_bytes(mine))].sum())
 
 
 def _towards(rows: np.ndarray, raw: bytes) -> np.ndarray:

@@ -75,8 +75,16 @@ def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
     )
 
 
-def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established", to: bytes = API) -> None:
-    host.add("tcp_retransmit", at=at, pid=APP_PID, netns=netns, peer=to, kind="data", state=state, count=1)
+def sent_again(
+    host: Host,
+    at: np.ndarray,
+    netns: int = NEAR,
+    state: bytes = b"established",
+    to: bytes = API,
+    kind: str = "data",
+    **more: object,
+) -> None:
+    host.add("tcp_retransmit", at=at, pid=APP_PID, netns=netns, peer=to, kind=kind, state=state, count=1, **more)
 
 
 SECONDS = np.arange(0, UNTIL) + 0.9
@@ -166,15 +174,27 @@ def test_a_peer_of_which_nothing_is_received_is_reported_while_it_lasts() -> Non
     assert "waited up to 11 s" in str(found["sentence"])  # one finding, though the last tries are six seconds apart
 
 
-def pooled(each: int, segments: int, every_s: float = 0.0, doubled: int = 0) -> Host:
+def pooled(
+    each: int, segments: int, every_s: float = 0.0, doubled: int = 0, kind: str = "data", waits_ms: object = 6
+) -> Host:
     """A client that waits for many connections at once, so that no wait is for this peer; in the bad seconds so many of
-    its segments are retransmitted, and, if every_s, some before, too.
+    its segments are retransmitted, and, if every_s, some before, too. doubled: how many the peer has had already, as it
+    reports a second later.
     """
     host = Host()
-    asked(host, SECONDS, 300, 6, segments=segments, doubled=np.where(BAD, doubled, 0))
-    sent_again(host, np.repeat(SECONDS[BAD] - 0.5, each))
+    asked(host, SECONDS, 300, waits_ms, segments=segments, doubled=np.where(np.roll(BAD, 1), doubled, 0))
+    sent_again(host, np.repeat(SECONDS[BAD] - 0.5, each), kind=kind)
     if every_s:
         sent_again(host, np.arange(0.3, 30, every_s))
+    return host
+
+
+def of_others() -> Host:
+    """The peer is a server of this host that also has a client elsewhere, to which segments are lost."""
+    host = pooled(0, 40)
+    served(host, SECONDS, FAR)
+    its = {"saddr": np.frombuffer(API[:16], "V16"), "sport": 443}
+    sent_again(host, np.repeat(SECONDS[BAD] - 0.5, 4), FAR, to=peer("10.9.9.9", 5), **its)
     return host
 
 
@@ -188,11 +208,29 @@ def pooled(each: int, segments: int, every_s: float = 0.0, doubled: int = 0) -> 
         (pooled(1, 10), False),  # few
         (pooled(4, 0), False),  # the number of all segments is unknown
         (pooled(4, 40, doubled=4), False),  # none was lost
+        (pooled(4, 40, kind="syn"), False),  # a full accept queue drops them
+        (of_others(), False),
     ],
 )
-def test_many_retransmitted_segments_need_no_wait(host: Host, reported: bool) -> None:
+def test_many_lost_segments_need_no_wait(host: Host, reported: bool) -> None:
     found = [(one["symptom"], one["cause"], one["subject"]) for one in latest(run(host, UNTIL))]
     assert found == [("network_loss", "network_loss", "10.0.0.2:443")] * reported
+
+
+def test_a_share_stays_one_when_a_client_waits_too() -> None:
+    (found,) = latest(run(pooled(4, 40, waits_ms=np.where(BAD & (SECONDS > 33), 260, 6)), UNTIL))
+    assert str(found["sentence"]).startswith("Up to 10 % of the TCP segments to 10.0.0.2:443 were lost"), found
+
+
+def test_the_peers_own_retransmissions_are_its_loss() -> None:
+    host = pooled(0, 10)
+    served(host, SECONDS, FAR)
+    host.made[-1].rows["segments"] = 30
+    its = {"saddr": np.frombuffer(API[:16], "V16"), "sport": 443}
+    sent_again(host, np.repeat(SECONDS[BAD] - 0.5, 4), FAR, to=peer("10.0.0.1", 41000), **its)
+    (found,) = latest(run(host, UNTIL))
+    assert found["cause"] == "network_loss"
+    assert "because 24 TCP segments to 10.0.0.2:443 had to be" in str(found["sentence"])
 
 
 def test_the_share_of_retransmitted_segments_is_that_of_both_ends_and_in_the_sentence() -> None:
@@ -203,7 +241,7 @@ def test_the_share_of_retransmitted_segments_is_that_of_both_ends_and_in_the_sen
     host.made[-2][1]["samples"], host.made[-3][1]["segments"] = 1, 12
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_loss"
-    assert str(found["sentence"]).startswith("Up to 12.5 % of the TCP segments to 10.0.0.2:443 and from it had to be")
+    assert str(found["sentence"]).startswith("Up to 12.5 % of the TCP segments to 10.0.0.2:443 and from it were lost")
 
 
 @pytest.mark.parametrize("late", [True, False])

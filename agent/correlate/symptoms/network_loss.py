@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
@@ -13,13 +15,23 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
 _WITHIN_S, _TIMES = 5, 2
-#: Retransmitted segments that need no wait to be seen: as a share of the second, and how many; in so many of the last
-#: seconds, and how many in all of them. A connection that sends in bulk through a full queue loses 1 % or less.
-_SHARE, _FEW, _OFTEN, _MANY = 0.05, 2, 4, 10
+#: Lost segments that need no wait to be seen: how many in a second, in so many of the last seconds; their share, and
+#: how many, in all of these. A connection that sends in bulk through a full queue loses 1 % or less.
+_FEW, _OFTEN, _SHARE, _MANY = 2, 4, 0.05, 10
 _SLOWER_US = 20_000.0  # slow acknowledgements cause retransmissions without losses
 
 
-_METRICS = {"ns": "wait_ns", "ratio": "again_share"}  # by unit
+_UNITS = {"wait_ns": "ns", "lost_share": "ratio"}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """first: the first bad second; worst: of the bad ones, in the metric's unit."""
+
+    metric: str
+    first: int
+    worst: float
+    base: float
 
 
 def judge(watch: PeerWatch, second: Second) -> None:
@@ -27,48 +39,63 @@ def judge(watch: PeerWatch, second: Second) -> None:
     - in two of the last five seconds segments were retransmitted, and a process waited for the peer as long as that
       takes, and five times as long as any process did in nine of ten usual seconds, or as it did itself. In nine of ten
       usual seconds nothing is retransmitted;
-    - in four of them a twentieth of the segments was retransmitted, and in half of the usual seconds none. A program
-      that waits for many connections at once, or for a time, has no wait for one peer.
+    - in four of them segments were retransmitted that had been lost, a twentieth of all, and in half of the usual
+      seconds none. A program that waits for many connections at once, or for a time, has no wait for one peer.
     """
     series, at, slots = watch.series, second.at, second.slots
     again, dark = series.last("again", slots, at) > 0, series.last("dark", slots, at) > 0
-    _waited(watch, at, slots[(again | dark) & (series.last("wait_ns", slots, at) > RESENT_NS)])
-    _many(watch, at, slots[series.last("again_share", slots, at) >= _SHARE])
+    tried = slots[again | dark]
+    found = by_share(watch, at, tried[series.last("lost", tried, at) >= _FEW])
+    found |= by_wait(watch, at, tried[series.last("wait_ns", tried, at) > RESENT_NS])
+    for slot, loss in found.items():
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is None:
+            its = {"metric": loss.metric, "unit": _UNITS[loss.metric], "start_ns": loss.first * SECOND}
+            episode = watch.begin(SYMPTOM.name, slot, at, loss.worst, at - loss.first + 1, base=loss.base, **its)
+        else:
+            watch.extend(episode, at, loss.worst if episode.metric == loss.metric else 0.0)
+        one = np.array([slot])
+        episode.count += int(series.last("again", one, at)[0])
+        silent = np.count_nonzero(series.recent("dark", one, at, _WITHIN_S) > 0)
+        episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(silent))
+        episode.facts["here"] = float(series.last("here", one, at)[0])
 
 
-def _waited(watch: PeerWatch, at: int, slots: np.ndarray) -> None:
+def by_wait(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
     if not len(slots):
-        return
+        return {}
     series = watch.series
     again, waits, late = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns", "late_ns"))
-    usual, seldom = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("wait_ns", "late_ns"))
+    before, usual, seldom = (
+        series.baseline(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns", "late_ns")
+    )
     longer = waits > np.maximum(RESENT_NS, RATIO * usual.high)[:, None]
     longer |= (late > 0) & (seldom.high == 0)[:, None]
-    dark = series.recent("dark", slots, at, _WITHIN_S) > 0
-    bad = ((again > 0) | dark) & longer
-    before = watch.series.baseline("again", slots, at, _WITHIN_S)
-    lasting = (bad.sum(axis=1) >= _TIMES) & (before.high == 0) & _no_slower(watch, slots, at)
-    for i in np.flatnonzero(lasting & bad[:, -1]):
-        episode = _extended(watch, int(slots[i]), at, bad[i], waits[i], SYMPTOM.unit, float(usual.median[i]))
-        episode.count += int(again[i, -1])
-        episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(dark[i].sum()))
+    bad = ((again > 0) | (series.recent("dark", slots, at, _WITHIN_S) > 0)) & longer
+    lasting = bad[:, -1] & (bad.sum(axis=1) >= _TIMES) & (before.high == 0) & no_slower(watch, slots, at)
+    return {
+        int(slots[i]): Loss("wait_ns", _first(bad[i], at), float(waits[i][bad[i]].max()), float(usual.median[i]))
+        for i in np.flatnonzero(lasting)
+    }
 
 
-def _many(watch: PeerWatch, at: int, slots: np.ndarray) -> None:
+def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
+    """Whether the receiver had a segment already may be known a second later, so sums count."""
     if not len(slots):
-        return
-    again, share = (watch.series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "again_share"))
-    bad = (again >= _FEW) & (share >= _SHARE)
+        return {}
+    lost, sent = (watch.series.recent(metric, slots, at, _WITHIN_S) for metric in ("lost", "sent"))
+    bad = lost >= _FEW
+    share = np.nansum(lost, axis=1) / np.maximum(np.nansum(sent, axis=1), 1)
+    many = (share >= _SHARE) & (np.nansum(lost, axis=1) >= _MANY) & (np.nansum(sent, axis=1) > 0)
     before = watch.series.baseline("again", slots, at, _WITHIN_S)
-    lasting = (bad.sum(axis=1) >= _OFTEN) & (np.nansum(again, axis=1) >= _MANY) & (before.median == 0)
-    lasting &= _no_slower(watch, slots, at)
-    for i in np.flatnonzero(lasting & bad[:, -1]):
-        active = watch.active.get((SYMPTOM.name, int(slots[i])))
-        if active is None or active.unit == "ratio":
-            _extended(watch, int(slots[i]), at, bad[i], share[i], "ratio", 0.0).count += int(again[i, -1])
+    lasting = many & (bad.sum(axis=1) >= _OFTEN) & (before.median == 0) & no_slower(watch, slots, at)
+    return {
+        int(slots[i]): Loss("lost_share", _first(bad[i], at), min(1.0, float(share[i])), 0.0)
+        for i in np.flatnonzero(lasting)
+    }
 
 
-def _no_slower(watch: PeerWatch, slots: np.ndarray, at: int) -> np.ndarray:
+def no_slower(watch: PeerWatch, slots: np.ndarray, at: int) -> np.ndarray:
     """Whether round trips are no slower than usual, which is known."""
     usual = watch.series.baseline("floor_us", slots, at, _WITHIN_S)
     floor = watch.series.recent("floor_us", slots, at, _WITHIN_S)
@@ -76,24 +103,17 @@ def _no_slower(watch: PeerWatch, slots: np.ndarray, at: int) -> np.ndarray:
     return np.asarray((usual.seen >= watch.config.warm_s) & (quantile(floor, 0.5) <= RATIO * usual.median + _SLOWER_US))
 
 
-def _extended(
-    watch: PeerWatch, slot: int, at: int, bad: np.ndarray, values: np.ndarray, unit: str, base: float
-) -> Episode:
-    """The episode of the peer, with the worst of the last seconds; a new one if there is none."""
-    first = at - _WITHIN_S + 1 + int(np.argmax(bad))
-    worst = float(np.nanmax(np.where(bad, values, 0)))
-    its = {"metric": _METRICS[unit], "unit": unit, "start_ns": first * SECOND, "base": base}
-    return watch.extended(SYMPTOM.name, slot, at, worst) or watch.begin(
-        SYMPTOM.name, slot, at, worst, at - first + 1, **its
-    )
+def _first(bad: np.ndarray, at: int) -> int:
+    return at - _WITHIN_S + 1 + int(np.argmax(bad))
 
 
 def clause(episode: Episode) -> Words:
-    if episode.unit == "ratio":
+    if episode.metric == "lost_share":
         return render(
-            "Up to {share} of the TCP segments to {peer} and from it had to be retransmitted (usually none) {when}",
+            "Up to {share} of the TCP segments to {peer}{back} were lost (usually none) {when}",
             share=value(episode.value, "ratio"),
             peer=episode.subject,
+            back=" and from it" if episode.facts.get("here") else "",
             when=when(episode),
         )
     return render(
@@ -117,6 +137,6 @@ SYMPTOM = Symptom(
     "check which peers: tickscope query tcp_retransmit --group-by peer",
     PeerWatch,
     judge,
-    measured={"wait_ns": "max_ns", "again_share": "count"},
-    tables={"again_share": "tcp_retransmit"},
+    measured={"wait_ns": "max_ns"},
+    tables={"lost_share": "tcp_retransmit"},
 )
