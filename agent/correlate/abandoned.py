@@ -30,12 +30,15 @@ GIVEN = np.dtype(
         ("comm", "S16"),
         ("netns", np.int64),
         ("peer", "V18"),
+        ("connecting", np.bool_),
     ]
 )
 
 
 def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarray:
-    """The abandoned requests in these tables, in order of time, with how long they waited; dtype ``GIVEN``."""
+    """The abandoned requests in these tables, in order of time, with how long they waited; dtype ``GIVEN``, connecting:
+    there was no connection yet.
+    """
     parts = []
     for rows, code, column, age in (
         (closes, _CLIENT, "role", "waited_ns"),
@@ -57,6 +60,7 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
         for name in ("t_ns", "pid", "comm", "netns", "peer"):
             out[name] = rows[name]
         out["age_ns"], out["tick"] = rows[age], rows["proc_start_ns"] // 10_000_000
+        out["connecting"] = column == "result"
         parts.append(out)
     if not parts:
         return np.empty(0, GIVEN)

@@ -71,9 +71,9 @@ def joined(parts: Iterable[Fact]) -> tuple[Piece, ...]:
 
 def value(of: float | None, unit: str = "") -> Value:
     """unit: see ``Value``. Floats are rounded to the precision of a measurement; unknown or infinite values are
-    None.
+    None, and so are those of which the text, in ns, would be infinite.
     """
-    if of is None or not math.isfinite(of):
+    if of is None or not math.isfinite(of * 1e9):
         return Value(None, unit)
     kept = float(of) if float(of).is_integer() else float(f"{of:.6g}")
     return Value(int(kept) if kept.is_integer() else kept, unit)

@@ -171,8 +171,8 @@ def test_only_so_many_are_watched() -> None:
     for pid in range(1_000_000, 1_000_100):
         list(polled(make("limiter_decision", 1, pid=pid, proc_start_ns=5), pid))
     assert len(polled.watched) == 32
-    list(polled(make("limiter_decision", 1, pid=7, proc_start_ns=5), 3 * AGAIN_NS))
-    assert len(polled.watched) == 33 and (7, 0) in polled.watched
+    list(polled(make("limiter_decision", 1, pid=1, proc_start_ns=5), 3 * AGAIN_NS))
+    assert len(polled.watched) == 33 and (1, 0) in polled.watched
 
 
 def test_file_systems_that_a_process_writes_to(tmp_path: Path) -> None:

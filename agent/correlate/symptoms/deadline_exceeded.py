@@ -38,7 +38,8 @@ def judge(watch: AbandonedWatch, second: Second) -> None:
         if usual is None or usual > 0:
             continue
         watch.who[slot] = row
-        its = {"metric": "age_ns", "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over, "recurs_by": "age_ns"}
+        metric = "connect_ns" if 2 * np.count_nonzero(alike["connecting"]) > len(alike) else "age_ns"
+        its = {"metric": metric, "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over, "recurs_by": "age_ns"}
         episode = watch.begin(SYMPTOM.name, slot, second.at, age, LAST_S, **its)
         episode.facts["n"] = float(len(alike))
 
@@ -79,5 +80,6 @@ SYMPTOM = Symptom(
     " server did meanwhile: tickscope query slow_syscall",
     AbandonedWatch,
     judge,
-    measured={"age_ns": "waited_ns"},
+    measured={"age_ns": "waited_ns", "connect_ns": "duration_ns"},
+    tables={"connect_ns": "tcp_connect"},
 )
