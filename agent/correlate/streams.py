@@ -127,7 +127,7 @@ class StreamWatch(Watch):
         """
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
-        first = self._within(groups([served["pid"], served["peer"]])[0])
+        first = self._within(served, groups([served["pid"], served["peer"]])[0])
         ends = own_ends(served).tolist()
         for i, (pid, start_ns, raw) in zip(
             first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True
@@ -137,17 +137,20 @@ class StreamWatch(Watch):
             return
         clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
         clients = pick(clients, among(clients["peer"], self._servers.values()))
-        first = self._within(groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0])
+        first = self._within(clients, groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0])
         ends = own_ends(clients).tolist()
         for i, (raw, pid, start_ns, comm) in zip(
             first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True
         ):
             self._clients[raw, ends[i], pid, start_ns // 10_000_000] = text(comm)
 
-    def _within(self, pairs: np.ndarray) -> np.ndarray:
-        """As many pairs as there is room for; the others are counted."""
-        self.series.dropped += max(0, len(pairs) - _PAIRS)
-        return pairs[:_PAIRS]
+    def _within(self, rows: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+        """As many pairs as there is room for. Processes of which none has room are counted, by their peer."""
+        kept, rest = pairs[:_PAIRS], pairs[_PAIRS:]
+        if len(rest):
+            seen = set(columns_of(rows, kept, "pid", "peer"))
+            self.series.dropped += len(set(columns_of(rows, rest, "pid", "peer")) - seen)
+        return kept
 
     def _sends_nothing(self, row: np.void) -> Stall | None:
         """The wait is that of a server's end that reads."""

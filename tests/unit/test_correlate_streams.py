@@ -136,11 +136,13 @@ def test_a_stream_that_ends_and_one_that_pauses_every_now_and_then_are_none() ->
     assert latest(run(host, UNTIL)) == []
 
 
-@pytest.mark.parametrize("many", ["server", "client"])
-def test_connections_without_room_are_counted(many: str) -> None:
+@pytest.mark.parametrize(("many", "dropped"), [("server", 6), ("client", 6), ("pool", 0)])
+def test_processes_without_room_are_counted(many: str, dropped: int) -> None:
+    """pool: connections of one client."""
     host = Host()
     for role, here, there in (("server", SERVER, CLIENT), ("client", CLIENT, SERVER)):
-        pids = np.arange(1, 1031 if role == many else 2)
+        count = 1030 if role == many or (role, many) == ("client", "pool") else 1
+        pids = np.arange(1, count + 1) if role == many else np.ones(count, np.int64)
         host.add(
             "tcp_rtt",
             len(pids),
@@ -149,7 +151,7 @@ def test_connections_without_room_are_counted(many: str) -> None:
             proc_start_ns=START,
             role=code("tcp_rtt", "role", role),
             saddr=np.frombuffer(here[:16], "V16"),
-            sport=int.from_bytes(here[16:], "little"),
+            sport=int.from_bytes(here[16:], "little") + (np.arange(count) if many == "pool" else 0),
             peer=np.frombuffer(there, "V18"),
         )
     waits(host, READER, np.array([0.5]), CLIENT, 50)
@@ -158,7 +160,7 @@ def test_connections_without_room_are_counted(many: str) -> None:
         rows.setdefault(table, []).append(compact(table, its))
     watch = StreamWatch(CorrelatorConfig())
     watch.step(T0 // S, OfSecond({table: np.concatenate(its) for table, its in rows.items()}))
-    assert watch.dropped == 1030 - 1024
+    assert watch.dropped == dropped
 
 
 def test_who_asks_and_waits_for_answers_is_no_stream() -> None:
