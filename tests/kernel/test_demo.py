@@ -156,7 +156,6 @@ def test_redis_is_stalled_only_once_the_agent_is_ready(intake: tuple[Path, Intak
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-from agent.demo import clock_part, tls_part
 from agent.demo.session import Workload
 with Workload(Path(sys.argv[1])) as workload:
     agent = subprocess.Popen(["sleep", "1000"], start_new_session=True)

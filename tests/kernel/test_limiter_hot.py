@@ -171,3 +171,5 @@ def test_a_program_that_is_started_anew_while_it_is_sampled(
         assert holds(allowed, truth["allowed"]), (allowed, truth)
         assert holds(refused, truth["refused"]), (refused, truth)
         check_rows(w, pid, truth)
+        if pid == first.pid:  # the probes may slow the second one down: its figures are lower bounds then
+            assert allowed.most is not None and refused.most is not None

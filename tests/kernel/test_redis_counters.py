@@ -64,6 +64,7 @@ def test_a_lost_expiry_is_found_and_healthy_keys_are_not(
     aged = rows[rows["unexpired_ns"] > NULL_I64]
     assert [(one["cause"], one["state"]) for one in found] == [("expiry_lost", "open")]
     (key,) = {one.decode() for one in aged["key"]}
+    assert key.endswith(_LOSES)
     assert len(set(rows["key"])) == len(_KEYS)
     assert f"key {key} of limiter" in str(found[0]["subject"]) and aged["unexpired_ns"].max() > 5 * _WINDOW_S * 10**9
     refused = TABLES["limiter_decision"].code("result", "refused")

@@ -32,7 +32,7 @@ def test_chrony_reports_whether_it_keeps_the_clock(
         try:
             agent = start(wrap=inside, config="prometheus: ''\nntp: {daemon_interval: 1s}\n").ready()
             state = "synchronised" if server else "unsynchronised"
-            agent.some("clock_daemon", f"kind = 'system' and state = '{state}'", 30)
+            assert agent.some("clock_daemon", f"kind = 'system' and state = '{state}'", 30)
             expected = server or kernel
             row = agent.some("clock_offset", f"synchronised = {expected}")[-1]
             assert (row["synchronised"], row["leap_indicator"] == 3) == (expected, not expected)

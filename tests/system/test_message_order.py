@@ -41,7 +41,12 @@ def test_what_a_killed_consumer_held_is_consumed_again_and_the_kill_is_the_cause
         first = consumer("a", "hold")
         for n in range(HELD):
             redis.do("XADD", "orders", "*", "n", n)
-        agent.some("message_order", f"pid = {first.pid} AND messages > 0")
+
+        def held() -> int:
+            rows = agent.json("query", "message_order", "--where", f"pid = {first.pid}")["rows"]
+            return int(sum(row["messages"] for row in rows))
+
+        agent.until(lambda: held() == HELD)
         first.kill()
         time.sleep(1.2)
         second = consumer("b", "take")

@@ -51,9 +51,16 @@ def test_each_process_holds_only_what_is_promised(shared: Agent) -> None:
     held(shared)
 
 
-def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
-    agent = start(config="prometheus: ''\nredis: ['redis://127.0.0.1:1']\n").ready()
-    assert agent.some("queue_lag", "status = 'down'")
+def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """But has the password, which only root can read: with none it would not connect, and ``failure`` be login."""
+    credentials = tmp_path / "credentials"
+    credentials.mkdir(0o700)
+    (credentials / "redis").write_text("s3cret")
+    agent = start(
+        config="prometheus: ''\nredis: {url: 'redis://127.0.0.1:1', password_credential: redis}\n",
+        env={"CREDENTIALS_DIRECTORY": str(credentials)},
+    ).ready()
+    assert agent.some("queue_lag", "failure = 'refused'")
     held(agent, **{"redis poller": 0})
     links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid('redis poller')}/fd") if int(f.name) > 2]
     assert all(link.startswith("socket:") for link in links), links

@@ -1,4 +1,4 @@
-"""From each real server to `queues`, a finding and a metric: its consumer is stopped while messages arrive."""
+"""From each real server to `queues`, a finding and a metric: its consumer stops while messages arrive."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import sys
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.servers import etcd, nats, postgresql, rabbitmq
+from tests.servers.celery_pieces import Worker
 from tests.servers.kafka_server import Kafka, fetched
+from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 
 #: Rows of a healthy queue before its consumer is stopped, one a second.
@@ -40,11 +42,21 @@ while True:
     producer.poll(0.05)
 """
 
+CELERY_SENDER = """
+import sys, time
+from celery import Celery
+app = Celery(broker=sys.argv[1])
+while True:
+    app.send_task("early", (0,))
+    time.sleep(0.05)
+"""
+
 
 @dataclass(frozen=True)
 class Case:
     """consumer: its process. options, config: of the agent. shown, above: columns of the queue in ``queues``, equal to
-    these and greater than these. cause: another cause of the finding, and a part of its words.
+    these and greater than these. sent: the signal to the consumer. cause: of the finding; beside: another cause of
+    it, and a part of its words.
     """
 
     consumer: int
@@ -52,7 +64,35 @@ class Case:
     options: tuple[str, ...] = ()
     config: str = ""
     above: Mapping[str, float] = field(default_factory=lambda: {"length": 100})
-    cause: tuple[str, str] | None = None
+    sent: int = signal.SIGSTOP
+    cause: str = "process_stopped"
+    beside: tuple[str, str] | None = None
+
+
+def running(ends: ExitStack, code: str, server: str) -> subprocess.Popen[bytes]:
+    """A program in Python, killed at the end."""
+    program = subprocess.Popen([sys.executable, "-c", code, server])
+    ends.callback(program.wait)
+    ends.callback(program.kill)
+    return program
+
+
+def of_celery(folder: Path, ends: ExitStack) -> Case:
+    redis = ends.enter_context(Redis(folder))
+    worker = Worker(redis.url, folder)
+    ends.callback(worker.end)
+    ends.callback(worker.signal, signal.SIGKILL)  # also the process that works for it, if it was killed alone
+    running(ends, CELERY_SENDER, redis.url)
+    return Case(
+        worker.process.pid,
+        {"queue": "celery", "exact": True},
+        ("--celery", f"{redis.url}?queues=celery"),
+        above={"length": 20, "oldest_s": 1},
+    )
+
+
+def of_killed_celery(folder: Path, ends: ExitStack) -> Case:
+    return replace(of_celery(folder, ends), sent=signal.SIGKILL, cause="process_killed")
 
 
 def of_kafka(folder: Path, ends: ExitStack) -> Case:
@@ -63,18 +103,14 @@ def of_kafka(folder: Path, ends: ExitStack) -> Case:
     server = Kafka(fetched(folder / "libraries"), folder / "server")
     ends.callback(server.end)
     server.admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
-    programs = [
-        subprocess.Popen([sys.executable, "-c", code, server.address]) for code in (KAFKA_CONSUMER, KAFKA_PRODUCER)
-    ]
-    for program in programs:
-        ends.callback(program.wait)
-        ends.callback(program.kill)
+    consumer = running(ends, KAFKA_CONSUMER, server.address)
+    running(ends, KAFKA_PRODUCER, server.address)
     return Case(
-        programs[0].pid,
+        consumer.pid,
         {"queue": "orders", "partition": "0", "consumer_group": "billing"},
         ("--kafka", f"kafka://{server.address}?groups=billing"),
         above={"length": 20, "oldest_s": 1},
-        cause=("consumer_stopped", "1 client stopped talking to the server"),
+        beside=("consumer_stopped", "1 client stopped talking to the server"),
     )
 
 
@@ -127,7 +163,10 @@ def of_postgresql(_: Path, ends: ExitStack) -> Case:
     return Case(worker.pid, shown, config=f'postgresql:\n  - url: {server.url}\n    query: "{query}"\n')
 
 
+#: The first word is the system.
 SYSTEMS = {
+    "celery": of_celery,
+    "celery killed": of_killed_celery,
     "kafka": of_kafka,
     "rabbitmq": of_rabbitmq,
     "nats": of_nats,
@@ -136,27 +175,25 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_stopped_consumer_is_a_finding_that_names_it(
-    start: Callable[..., Agent], tmp_path: Path, system: str
-) -> None:
-    (page,) = free_ports(1)
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agent], tmp_path: Path, kind: str) -> None:
     with ExitStack() as ends:
-        case = SYSTEMS[system](tmp_path, ends)
-        name = case.shown["queue"]
+        case, system = SYSTEMS[kind](tmp_path, ends), kind.partition(" ")[0]
+        name, page = str(case.shown["queue"]), free_port()
         agent = start(*case.options, config=f"prometheus: 127.0.0.1:{page}\n{case.config}").ready()
         agent.rows("queue_lag", f"destination = '{name}' AND lag_messages IS NOT NULL", USUAL, limit_s=60)
-        os.kill(case.consumer, signal.SIGSTOP)
 
-        def of_consumer() -> list[dict[str, Any]]:
-            rows = agent.json("findings")["rows"]
-            return [row for row in rows if (row["symptom"], row["culprit_pid"]) == ("queue_lag", case.consumer)]
+        def lags() -> list[dict[str, Any]]:
+            return [row for row in agent.json("findings")["rows"] if row["symptom"] == "queue_lag"]
 
-        (finding, *_) = agent.until(of_consumer)
-        assert finding["cause"] == "process_stopped", finding
-        if case.cause:
+        assert not [row for row in lags() if name in row["subject"]]
+        os.kill(case.consumer, case.sent)
+        (finding, *_) = agent.until(lambda: [row for row in lags() if row["culprit_pid"] == case.consumer])
+        assert name in finding["subject"], finding
+        assert finding["cause"] == case.cause, finding
+        if case.beside:
             others = {cause["cause"]: cause["words"] for cause in finding["causes"]}
-            assert case.cause[1] in others[case.cause[0]]
+            assert case.beside[1] in others[case.beside[0]]
 
         def behind() -> list[dict[str, Any]]:
             rows = [row for row in agent.json("queues")["rows"] if (row["system"], row["queue"]) == (system, name)]

@@ -22,7 +22,7 @@ def step(by_ns: int) -> None:
 @pytest.mark.usefixtures("own_clock")
 def test_a_step_while_no_agent_runs_is_found_by_the_next(start: Callable[..., Agent]) -> None:
     agent = start().ready()
-    agent.some("clock_offset", "true")
+    assert agent.some("clock_offset", "true")
     agent.stop()
     step(5_000)
     try:

@@ -18,16 +18,17 @@ from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import PEER, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
+CLIENTS = {**CONSUMERS, b"producer": 504}
 
 
 def talk(host: Host, a: float, b: float, *who: bytes) -> None:
-    """Consumers that exchange 30 segments a second with the server."""
+    """Clients that exchange 30 segments a second with the server."""
     t = T0 + (np.arange(a, b) * S).astype(np.int64)
     for comm in who:
         host.add(
             "tcp_rtt",
             t_ns=t,
-            pid=CONSUMERS[comm],
+            pid=CLIENTS[comm],
             comm=comm,
             role="client",
             peer=PEER,
@@ -178,9 +179,14 @@ def test_all_of_them_stopped_and_all_of_them_slow() -> None:
             pending=3,
             consumers=3,
         )
+        if out:
+            talk(host, 30, 36, *CONSUMERS)
         well(36, UNTIL, host)
+        talk(host, 0, UNTIL, b"producer")  # if nobody talks, nobody is known to be silent
         (finding,) = found(host)
         assert finding["cause"] == cause
+        silent = "3 clients stopped talking to the server" in str(finding["sentence"])
+        assert silent == (cause == "consumer_stopped"), finding["sentence"]
 
 
 def test_who_happens_to_be_silent_while_all_are_slow_is_not_who_stopped() -> None:

@@ -68,6 +68,12 @@ def test_what_is_kept_is_whole() -> None:
     assert {fault.kind for truth, _ in kept() for fault in truth.faults} <= set(kinds())
 
 
+@pytest.mark.parametrize("kind", ["consumers_stopped", "consumer_killed"])
+@pytest.mark.parametrize("system", ["celery", "kafka", "postgresql", "rabbitmq"])
+def test_the_cause_is_right_where_consumers_end_or_stop(system: str, kind: str) -> None:
+    assert right_by_kind(kept())[f"{system}_{kind}"]
+
+
 @pytest.mark.parametrize("rule", ["broker_slow", "network_loss", "syscall"])
 def test_without_a_rule_its_kinds_suffer_and_no_others(rule: str) -> None:
     before, after = right_by_kind(kept()), right_by_kind(replayed((rule,)))

@@ -130,7 +130,7 @@ def leap(name: str, flag: int, size: int) -> list[Event]:
     return [
         Event(
             f"to the day's end for a leap second {name}",
-            f"before = gap(); assert libc.clock_settime(0, pair({day} - 5 * 10**9, 1)) == 0\n"
+            f"before = gap(); assert libc.clock_settime(0, pair({day} - 8 * 10**9, 1)) == 0\n"
             "after = gap(); print(after[0] - before[0], (after[1] + before[1]) // 2 + 2)",
             [Row("step", "clock_settime", None)],
         ),
@@ -139,7 +139,7 @@ def leap(name: str, flag: int, size: int) -> list[Event]:
             f"adjust(modes=STATUS | MAXERROR, status={flag})",
             [Row("leap", "clock_adjtime", modes=f"MAXERROR|STATUS {'+INS' if flag == 0x10 else '+DEL'} -UNSYNC")],
         ),
-        Event(f"a leap second {name}", "time.sleep(6)", [Row("leap", size=size, by=False, ret=None)], wait_s=2),
+        Event(f"a leap second {name}", "time.sleep(9)", [Row("leap", size=size, by=False, ret=None)], wait_s=2),
         Event(
             f"disarming a leap second {name}",
             "adjust(modes=STATUS, status=0x40)",
