@@ -83,7 +83,8 @@ def path(
     if len(clean):
         ordinary = float(np.median(before)) if len(before) else usual
         typical = float(np.median(clean))
-        if ordinary is not None and typical > 2 * ordinary and typical - ordinary >= enough:
+        slow = typical if high is None else high
+        if ordinary is not None and typical > 2 * ordinary and slow - ordinary >= enough:
             connect = item(
                 "tcp_connect",
                 "connect",

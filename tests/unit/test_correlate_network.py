@@ -104,8 +104,10 @@ def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None
     assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
 
 
-def test_round_trips_that_vary_are_asked_to() -> None:
-    host = asking(0.5, [40, 390, 120, 310, 200, 260, 80])
+@pytest.mark.parametrize("took_s", [0.5, 0.8])
+def test_round_trips_that_vary_are_asked_to(took_s: float) -> None:
+    """A wait may have two of them, and the longest are what counts."""
+    host = asking(took_s, [40, 390, 120, 310, 200, 260, 80])
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_rtt"
     assert "varying from packet to packet" in str(found["sentence"]), found["sentence"]
