@@ -18,6 +18,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
+from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
@@ -85,6 +86,14 @@ class EtcdUrl(HttpUrl):
         first, *others = hosts.split(",")
         options = {"prefix": names_of, "copy": _copy}
         found = http_url(f"{scheme}//{login}{at}{first}{mark}{query}", "etcd", _FORM, cls.port, options)
+        prefixes, copy = found.get("prefix", ()), found.get("copy")
+        if copy is not None and copy.prefix and len(prefixes) > 1:
+            raise AgentError(
+                "a URL of etcd in the configuration cannot be read",
+                why="its copy has one prefix, to which several prefixes would be compared",
+                remedy="write one URL for each prefix, with the prefix of its own copy",
+                exit_code=USAGE,
+            )
         more = tuple(HttpUrl(**http_url(f"{scheme}//{host}", "etcd", _FORM, cls.port, {})) for host in others)
         return cls(**found, others=more[: MAX_MEMBERS - 1])
 
@@ -354,7 +363,8 @@ class EtcdQueues(TimedQueue):
 
     def _down(self, member: _Member, common: dict[str, object]) -> Iterator[Row]:
         row = {**common, **_failed(member)}
-        if member.number and member.number not in self._names:
+        # Without any names, the list of members was refused or had no answer.
+        if self._names and member.number and member.number not in self._names:
             row = {**common, "status": "gone", "reason": "the member was removed from the cluster"}
         for queue in sorted(member.queues) or [_Queue(b"raft", member.name)]:
             yield {**row, "destination": queue.destination, "consumer_group": queue.group}
