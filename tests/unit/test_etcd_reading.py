@@ -146,17 +146,24 @@ def test_a_member_that_is_not_yet_restored_is_down_and_not_removed() -> None:
 
 
 class Secretive(Stopping):
-    """Lists the members only to those who have logged in, as etcd does from 3.4.42, 3.5.28 and 3.6.9 on."""
+    """Lists the members only to those who have logged in, as etcd does from 3.4.42, 3.5.28 and 3.6.9 on. asked: how
+    often it was asked for them.
+    """
+
+    asked = 0
 
     def get(self, path: str, *given: Any, **more: Any) -> bytes:
         if "member/list" in path:
+            self.asked += 1
             raise HttpDown("user name is empty", "login", 400)
         return super().get(path, *given, **more)
 
 
 def test_a_member_of_a_cluster_that_does_not_list_its_members_is_down_and_not_removed() -> None:
-    rows: Any = poll(Secretive(*[status(LEADER, 40, 40)] * 9), Secretive(status(FOLLOWER, 38, 33), b""))
+    members = Secretive(*[status(LEADER, 40, 40)] * 9), Secretive(status(FOLLOWER, 38, 33), b"")
+    rows: Any = poll(*members)
     assert rows["raft", FOLLOWER]["status"] == "down"
+    assert sum(member.asked for member in members) == 1
 
 
 def test_several_prefixes_have_no_copy_in_one() -> None:

@@ -271,7 +271,8 @@ class EtcdQueues(TimedQueue):
             one.cluster_id = one.status.cluster_id if one.status is not None else one.cluster_id
         most = max(ids, key=lambda number: (ids[number], number == self._cluster_id), default=self._cluster_id)
         if most != self._cluster_id:  # restored from a snapshot
-            self._cluster_id, self._leader, self._term, self._names = most, 0, 0, {}
+            self._cluster_id, self._leader, self._term = most, 0, 0
+            self._names, self._names_ns = {}, 0
             for member in self._members:  # ids of the old cluster
                 member.number = 0
         ours = []
@@ -286,12 +287,15 @@ class EtcdQueues(TimedQueue):
                 if self._term:
                     self._leader_ns, self._reelected = now_ns, one.status.leader == self._leader
                 self._leader, self._term = one.status.leader, one.status.term
-            if now_ns >= self._names_ns or one.status.member_id not in self._names:
+            if now_ns >= self._names_ns or (self._names and one.status.member_id not in self._names):
+                self._names_ns = now_ns + SELDOM_NS
                 try:
                     self._names = one.client.members(min(deadline_s, time.monotonic() + _MEMBER_S))
-                    self._names_ns = now_ns + SELDOM_NS
-                except (HttpDown, NotEtcd):
-                    self._names_ns = now_ns + SELDOM_NS
+                except HttpDown as error:
+                    if not self._names and not error.status:  # it was not refused: the next one may answer
+                        self._names_ns = 0
+                except NotEtcd:
+                    pass
             one.number = one.status.member_id
             one.name = shown((self._names.get(one.status.member_id) or f"{one.status.member_id:x}").encode())
         for one in self._members:
