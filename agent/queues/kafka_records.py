@@ -90,7 +90,7 @@ class RecordReader:
                 del wanted[key]
                 if error is None:
                     kind, t_ms = message.timestamp()
-                    known = kind != TIMESTAMP_NOT_AVAILABLE
+                    known = kind != TIMESTAMP_NOT_AVAILABLE and t_ms >= 0  # -1: a producer that sends none
                     t_ns = boot_ns() - time.time_ns() + t_ms * 1_000_000 if known else None
                     basis = "log_append" if kind == TIMESTAMP_LOG_APPEND_TIME else "create"
                     found[key] = FirstRecord(message.offset(), t_ns, basis, t_ms if known else None)

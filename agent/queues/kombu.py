@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 #: Between the parts of a binding, and before the priority in a list's name.
 SEPARATOR = b"\x06\x16"
@@ -21,8 +22,22 @@ _MAX_WORDS = 64
 _MAX_BODY = 64 << 10
 #: Celery's own exchanges, for remote control and events. Their messages are published to subscribers, not queued.
 _OWN_EXCHANGES = (b"celeryev", b"celery.pidbox", b"reply.celery.pidbox")
+#: What kombu 5.7 makes of ``*`` in a pattern; what older releases make of it also fits several words.
+_ONE_WORD = rb"[^\.]+"
 
-Binding = tuple[bytes, bytes]  #: routing key, queue
+
+class Binding(NamedTuple):
+    """pattern: the routing key as a regular expression, of a topic exchange; empty for exchanges of other types."""
+
+    key: bytes
+    queue: bytes
+    pattern: bytes = b""
+
+    def fits(self, key: bytes) -> bool:
+        """Whether the queue gets a message with this routing key."""
+        if not self.pattern:
+            return self.key == key
+        return _fits(self.key.split(b"."), key.split(b"."), _ONE_WORD in self.pattern)
 
 
 def lists(queue: bytes, separator: bytes = SEPARATOR) -> list[bytes]:
@@ -35,36 +50,39 @@ def carries_tasks(exchange: bytes) -> bool:
 
 
 def binding(member: bytes, separator: bytes = SEPARATOR) -> Binding | None:
-    """A member of an exchange's set; None if it is not a binding of a queue with tasks. The part between is the routing
-    key as a regular expression. ``bcast.`` is the prefix of a ``Broadcast`` queue, which has no list.
-    """
+    """A member of an exchange's set; None if it is not a binding of a queue with tasks."""
     parts = member.split(separator)
-    if len(parts) != 3 or not parts[2] or parts[2].startswith(b"bcast."):
+    if len(parts) != 3 or not parts[2] or is_broadcast(member, separator):
         return None
-    return parts[0], parts[2]
+    return Binding(parts[0], parts[2], parts[1])
+
+
+def is_broadcast(member: bytes, separator: bytes = SEPARATOR) -> bool:
+    """Whether it is the binding of a ``Broadcast`` queue, which has no list: each worker has one of its own."""
+    return member.rpartition(separator)[2].startswith(b"bcast.")
 
 
 def routed(exchange: bytes, key: bytes, bindings: Mapping[bytes, Sequence[Binding]]) -> tuple[bytes, ...]:
-    """The queues of a message. Redis does not store the type of an exchange: a key that is equal takes precedence over
-    a pattern.
-    """
+    """The queues of a message. A topic exchange puts a copy into each of several queues."""
     if not exchange:
         return (key,)
-    bound = bindings.get(exchange, ())
-    equal = {queue for its, queue in bound if its == key}
-    return tuple(sorted(equal or {queue for its, queue in bound if _fits(its.split(b"."), key.split(b"."))}))
+    return tuple(sorted({one.queue for one in bindings.get(exchange, ()) if one.fits(key)}))
 
 
-def _fits(pattern: Sequence[bytes], words: Sequence[bytes]) -> bool:
-    """Of a topic exchange: ``*`` is one word, ``#`` is any number."""
+def _fits(pattern: Sequence[bytes], words: Sequence[bytes], one_word: bool) -> bool:
+    """Of a topic exchange, as kombu has it: ``#`` is one or more words. ``*`` is a word that is not empty, or without
+    one_word any number of them. AMQP's ``#`` may be no word at all.
+    """
     if len(pattern) > _MAX_WORDS or len(words) > _MAX_WORDS:
         return False
     ends = {0}  # numbers of words that the pattern's first parts fit
     for part in pattern:
         if part == b"#":
-            ends = set(range(min(ends), len(words) + 1))
+            ends = set(range(min(ends) + 1, len(words) + 1))
+        elif part == b"*" and not one_word:
+            ends = {n for n in range(min(ends) + 1, len(words) + 1) if words[n - 1]}
         else:
-            ends = {n + 1 for n in ends if n < len(words) and part in (b"*", words[n])}
+            ends = {n + 1 for n in ends if n < len(words) and (words[n] if part == b"*" else part == words[n])}
         if not ends:
             return False
     return len(words) in ends

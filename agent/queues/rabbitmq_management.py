@@ -18,7 +18,7 @@ INTERVAL_NS = 2_500_000_000
 #: After a failure: the API is slower than the metrics, and refused logins are logged.
 RETRY_NS = 10_000_000_000
 _QUEUES = "/api/queues?columns=vhost,name,type,arguments,effective_policy_definition"
-_CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,channel_details"
+_CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,activity_status,channel_details"
 _CHANNELS = "/api/channels?columns=name,global_prefetch_count"
 _CONNECTIONS = "/api/connections?columns=state,channels"
 _MAX_ADDRESSES = 64  # of a queue's consumers
@@ -176,7 +176,8 @@ def unlimited(given: Any) -> bool:
 
 def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumers]:
     """By queue. given, channels: of ``/api/consumers`` and ``/api/channels``. A channel's limit is shared by its
-    consumers, so it counts once for each queue. Raises TypeError for other documents.
+    consumers, so it counts once for each queue. Consumers that wait until the single active one ends get no messages.
+    Raises TypeError for other documents.
     """
     if not isinstance(channels, list):
         raise TypeError("no list of channels")
@@ -193,6 +194,8 @@ def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumer
         if isinstance(host, str) and port and len(its.addresses) < _MAX_ADDRESSES:
             address = with_port(host[:64], port)
             its.addresses += [] if address in its.addresses else [address]
+        if one.get("activity_status") == "waiting":
+            continue
         limit = _number(one.get("prefetch_count"))
         if not limit and isinstance(where, str):
             limit = shared.get(where)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError
+from agent.queues.brokers import celery
 from agent.queues.brokers.celery import BROKER, CeleryServer
 from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
@@ -90,6 +93,55 @@ def test_a_queue_with_messages_and_without_a_binding(redis: Redis) -> None:
         assert state(row(queue)) == (0, 0, 0)
         (alone,) = poll(queue)
         assert alone["destination"] == b""
+
+
+def bind(redis: Redis, exchange: str, key: str, pattern: str, queue: str) -> None:
+    redis.do("SADD", f"_kombu.binding.{exchange}", f"{key}\x06\x16{pattern}\x06\x16{queue}")
+
+
+def hold(redis: Redis, tag: str, exchange: str, key: str) -> None:
+    """A message that a worker has taken."""
+    redis.do("HSET", "unacked", tag, json.dumps([{"headers": {}, "properties": {}}, exchange, key]))
+    redis.do("ZADD", "unacked_index", f"{time.time()}", tag)
+
+
+def test_more_queues_than_are_watched_are_reported_whatever_their_exchanges(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each queue has an exchange of its own, as Celery makes them."""
+    monkeypatch.setattr(celery, "MAX_QUEUES", 3)
+    for name in "abc":
+        bind(redis, name, name, "", name)
+    with closing(watch(redis.url)) as queue:
+        assert b"more than 3" not in reasons(queue)
+        bind(redis, "d", "d", "", "d")
+        assert b"more than 3 queues" in reasons(queue)
+
+
+def test_a_message_of_which_several_queues_got_a_copy_is_counted_for_none(redis: Redis) -> None:
+    """A topic exchange. Both copies have the same exchange and routing key."""
+    bind(redis, "news", "news.*", r"^news\.[^\.]+$", "all")
+    bind(redis, "news", "news.eu", r"^news\.eu$", "eu")
+    for tag in "12":
+        hold(redis, tag, "news", "news.eu")
+    hold(redis, "3", "news", "news.us")
+    with closing(watch(redis.url)) as queue:
+        assert {name: row(queue, name)["pending"] for name in ("all", "eu")} == {"all": 1, "eu": 0}
+        assert all(
+            b"queue of some messages is not known" in row(queue, name)["inexact_reason"] for name in ("all", "eu")
+        )
+
+
+def test_a_task_that_is_broadcast_to_all_workers_lacks_no_queue(redis: Redis) -> None:
+    bind(redis, "celery", "celery", "", "celery")
+    bind(redis, "everyone", "", "", "bcast.5ad0")
+    hold(redis, "1", "everyone", "")
+    with closing(watch(redis.url)) as queue:
+        for _ in range(2):
+            assert b"belong to no queue" not in reasons(queue)
+        hold(redis, "2", "celery", "gone")
+        reasons(queue)
+        assert b"1 unacknowledged messages belong to no queue" in reasons(queue)
 
 
 def denied(redis: Redis) -> int:

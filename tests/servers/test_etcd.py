@@ -485,8 +485,8 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
 
 
 def test_servers_as_texts() -> None:
-    found = EtcdUrl.parse("https://u:p%40@a,b:3,[::1]:4?prefix=/x/,/y/&copy=http://c/z/")
+    found = EtcdUrl.parse("https://u:p%40@a,b:3,[::1]:4?prefix=/x/&copy=http://c/z/")
     assert (found.server, found.tls, found.user, found.password) == ("a:2379", True, "u", "p@")
     assert [one.server for one in found.others] == ["b:3", "[::1]:4"] and all(one.tls for one in found.others)
-    assert found.prefix == ("/x/", "/y/")
+    assert found.prefix == ("/x/",)
     assert found.copy is not None and (found.copy.url.server, found.copy.prefix) == ("c:2379", "/z/")

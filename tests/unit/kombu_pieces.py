@@ -51,7 +51,8 @@ def attack(inputs: int, seed: int = 7) -> Counter[str]:
         counts["bindings"] += bound is not None
         pattern = b".".join(rng.choices(_WORDS, k=rng.randrange(70)))
         key = b".".join(rng.choices(_WORDS, k=rng.randrange(70)))
-        counts["routed"] += len(kombu.routed(b"e", key, {b"e": [(pattern, b"q"), *([bound] if bound else [])]}))
+        topic = kombu.Binding(pattern, b"q", rng.choice((rb"^[^\.]+$", rb"^.*?[^\.]$")))
+        counts["routed"] += len(kombu.routed(b"e", key, {b"e": [topic, *([bound] if bound else [])]}))
     return counts
 
 

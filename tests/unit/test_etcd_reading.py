@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.common.http_get import HttpDown
+from agent.errors import AgentError
 from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
 from agent.queues.etcd_copies import Behind, Comparison, Side, TooManyKeys
 from agent.queues.etcd_gateway import (
@@ -142,6 +143,35 @@ def test_a_member_that_is_not_yet_restored_is_down_and_not_removed() -> None:
     answers = [Answers(json.dumps(before).encode(), json.dumps(now).encode()) for _ in range(2)]
     rows: Any = poll(*answers, Stopping(status(FOLLOWER, 38, 33), b""))
     assert {row["status"] for row in rows.values() if row.get("status") in ("down", "gone")} == {"down"}
+
+
+class Secretive(Stopping):
+    """Lists the members only to those who have logged in, as etcd does from 3.4.42, 3.5.28 and 3.6.9 on. asked: how
+    often it was asked for them.
+    """
+
+    asked = 0
+
+    def get(self, path: str, *given: Any, **more: Any) -> bytes:
+        if "member/list" in path:
+            self.asked += 1
+            raise HttpDown("user name is empty", "login", 400)
+        return super().get(path, *given, **more)
+
+
+def test_a_member_of_a_cluster_that_does_not_list_its_members_is_down_and_not_removed() -> None:
+    members = Secretive(*[status(LEADER, 40, 40)] * 9), Secretive(status(FOLLOWER, 38, 33), b"")
+    rows: Any = poll(*members)
+    assert rows["raft", FOLLOWER]["status"] == "down"
+    assert sum(member.asked for member in members) == 1
+
+
+def test_several_prefixes_have_no_copy_in_one() -> None:
+    copy = "&copy=http://127.0.0.2"
+    assert EtcdUrl.parse(f"http://127.0.0.1?prefix=/a/,/b/{copy}").prefix == ("/a/", "/b/")
+    with pytest.raises(AgentError) as error:
+        EtcdUrl.parse(f"http://127.0.0.1?prefix=/a/,/b/{copy}/mirror/")
+    assert "one prefix" in str(error.value.why)
 
 
 class Slow(Answers):

@@ -26,6 +26,7 @@ from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, of_connection
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
+from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
 from tests.servers.polled import until_drained
@@ -260,6 +261,63 @@ def test_a_deleted_topic_that_is_the_only_one_is_no_outage_of_the_cluster() -> N
     connection: Any = Deleted()
     rows: Any = cluster._poll(connection, boot_ns())
     assert {row["reason"] for row in rows} == {"the topic or partition is deleted"}
+
+
+class Lacking(Cluster):
+    """The group has an offset in a topic that was deleted. configured: topics that were asked for their settings."""
+
+    def __init__(self) -> None:
+        super().__init__(offsets={("t", 0): 3, ("deleted", 0): 3})
+        self.configured = list[list[str]]()
+
+    def offsets(self, keys: Any, spec: str, committed: bool = False) -> dict[Key, Any]:
+        return self._without(dict.fromkeys(keys, 0 if spec == "earliest" else 5))
+
+    def topics(self, names: Any) -> dict[str, Any]:
+        return self._without(super().topics(names))
+
+    def configs(self, topics: Any) -> dict[str, Any]:
+        self.configured.append(sorted(topics))
+        return self._without(super().configs(topics))
+
+    def _without(self, answers: dict[Any, Any]) -> dict[Any, Any]:
+        gone = Failure("gone", "Unknown topic")
+        return {key: gone if "deleted" in (key, key[0]) else it for key, it in answers.items()}
+
+
+def test_a_topic_that_cannot_be_described_costs_no_questions_about_the_others() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    lacking = Lacking()
+    connection: Any = lacking
+    begun_ns = boot_ns()
+    for second in range(65):
+        cluster._poll(connection, begun_ns + second * SECOND)
+    both = ["deleted", "t"]
+    assert lacking.configured == [both, *[["deleted"]] * 5, both]
+
+
+def test_a_record_without_a_timestamp_has_no_age_of_its_own() -> None:
+    """Some producers send -1, and the broker stores it."""
+    from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+
+    key, at = ("t", 0), kafka._Offsets(5, 0, 5)
+    for kind, sent_ms in ((TIMESTAMP_CREATE_TIME, -1), (TIMESTAMP_NOT_AVAILABLE, 0)):
+        about = {"value": b"", "error": None, "topic": "t", "partition": 0, "offset": 3, "timestamp": (kind, sent_ms)}
+        message = SimpleNamespace(**{name: lambda it=it: it for name, it in about.items()})
+        reader = RecordReader({"bootstrap.servers": "127.0.0.1:1"})
+        reader._consumer = SimpleNamespace(
+            assign=lambda _: None, unassign=lambda: None, consume=lambda *_, its=message: [its]
+        )
+        found = reader.read({key: 3}, 1.0)
+        assert found == {key: FirstRecord(3, None, "create")}
+        cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092"))
+        cluster._topics["t"] = kafka._Topic(0, compacted=False)
+        cluster._ends[key] = EndOffsets()
+        cluster._ends[key].add(SECOND, 5)
+        cluster._first_records[key, 3] = found[key]
+        assert cluster._age(key, 3, 2, 9 * SECOND)[3] == "age: the record has no time"
+        least = cluster._least_age(key, 3, at, 9 * SECOND)
+        assert least is not None and least.least == 8
 
 
 def test_a_group_that_is_gone_is_asked_for_no_more_unless_the_setting_names_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.common.clocks import boot_ns
-from agent.common.http_get import HttpClient
+from agent.common.http_get import HttpClient, HttpDown
 from agent.queues.brokers import rabbitmq
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl, text_of
 from agent.queues.judged import Judged
@@ -18,6 +18,7 @@ from agent.queues.leaders import Leaders
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
 from agent.queues.queue import Row
 from agent.queues.rabbitmq_management import Management, about_queues, amqp_port, queue_consumers, unlimited
+from tests.unit.parser_pieces import Canned
 
 S = 1_000_000_000
 D = "rabbitmq_detailed_"
@@ -257,6 +258,105 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
+def told(cluster: str, *lines: str) -> bytes:
+    """What a node of a cluster answers."""
+    return "\n".join([f'rabbitmq_identity_info{{rabbitmq_cluster="{cluster}"}} 1', *lines, ""]).encode()
+
+
+def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_node() -> None:
+    """Rows of one queue and one cluster replace each other, so the leader's must be the only one."""
+    nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}?queues=orders,none")) for host in "ab"]
+    try:
+        for node, lines in zip(nodes, ([f'{D}queue_messages_ready{{vhost="/",queue="orders"}} 7'], []), strict=True):
+            node._read(told("named", *lines), S)
+        assert [[name for name, _ in node._missing()] for node in nodes] == [[b"none"], [b"none"]]
+        nodes[0]._read(told("named"), 2 * S)
+        assert [name for name, _ in nodes[1]._missing()] == [b"orders", b"none"]
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def test_the_lag_of_a_stream_is_that_of_consumers_at_any_node() -> None:
+    """A node reports only the consumers that are connected to it, whichever node leads the stream."""
+    leader, replica = (RabbitQueues(RabbitUrl.parse(f"http://{host}")) for host in "ab")
+    at = 'vhost="/",queue="events"'
+    its = [
+        f'{D}queue_info{{{at},queue_type="rabbit_stream_queue",membership="leader"}} 1',
+        f"{D}queue_messages_ready{{{at}}} 5000",
+    ]
+
+    def lag() -> tuple[object, object]:
+        leader._read(told("streams", *its), S)
+        (queue,) = leader._queues.values()
+        row = leader._row(queue, S)
+        return row["lag_messages"], row["exact"]
+
+    try:
+        assert lag() == (None, None)
+        replica._read(told("streams", f"{D}stream_consumer_max_offset_lag{{{at}}} 700"), S)
+        its.append(f"{D}stream_consumer_max_offset_lag{{{at}}} 3")
+        assert lag() == (700, False)
+        replica._down("refused")
+        assert lag() == (3, False)
+    finally:
+        leader.close()
+        replica.close()
+
+
+@pytest.mark.parametrize(("consumers", "status", "waits", "delayed"), [(1, "stopped", 5, None), (0, "ok", 0, 5)])
+def test_a_queue_that_has_lost_its_consumers_is_no_delay_queue(
+    consumers: int, status: str, waits: int, delayed: int | None
+) -> None:
+    """Messages that are not taken in time are dead-lettered from both."""
+    node = Played()
+    node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    arguments = {"x-message-ttl": 600_000, "x-dead-letter-exchange": ""}
+    management.queues = about_queues([{"vhost": "/", "name": "q", "type": "classic", "arguments": arguments}])
+    node.second_of(0, consumers=consumers, a=(0, 0, 0, 0))
+    for _ in range(15):
+        row = node.second_of(5, consumers=0, a=(5, 0, 0, 0))
+    assert (row["status"], row["lag_messages"], row.get("delayed")) == (status, waits, delayed)
+    (queue,) = node.node._queues.values()
+    (timer,) = node.node._due(queue, management)
+    assert timer.kind == ("eta" if delayed else "ttl")
+    node.node._unanswered = 1 << 20
+    node.node._down("refused")  # what is known of it outlasts the node
+    row = node.second_of(5, consumers=0, a=(5, 0, 0, 0))
+    assert (row["lag_messages"], row.get("delayed")) == (waits, delayed)
+
+
+class PerObject(Canned):
+    """A node with so many objects that its metrics of all of them come too late. asked: how often."""
+
+    asked = 0
+
+    def get(self, path: str, *given: Any, **more: Any) -> bytes:
+        if path == "/metrics":
+            self.asked += 1
+            raise HttpDown("no answer in time", "no_answer")
+        return super().get(path, *given, **more)
+
+
+def test_alarms_are_unknown_while_their_metrics_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 10 * S
+    monkeypatch.setattr(rabbitmq, "boot_ns", lambda: now_ns)
+    ready = f'{D}queue_messages_ready{{vhost="/",queue="q"}} 7'
+    answers = PerObject({"/metrics/detailed": told("alone", ready)})
+    node = RabbitQueues(RabbitUrl("127.0.0.1"))
+    node._client = answers  # type: ignore[assignment]
+    try:
+        for _ in range(120):
+            queue, problem = node.poll()
+            now_ns += S
+        assert (queue["lag_messages"], queue["errors"], queue.get("lag_at_least")) == (7, None, None)
+        assert "other nodes may count" in str(queue["inexact_reason"])
+        assert str(problem["reason"]).startswith("alarms are unknown: /metrics: no answer in time")
+        assert answers.asked < 12  # less and less often
+    finally:
+        node.close()
+
+
 def test_nothing_is_kept_of_clusters_and_queues_that_a_server_names_anew_at_each_poll() -> None:
     """A cluster's name, and its queues', come from the server."""
     node, leaders = RabbitQueues(RabbitUrl("127.0.0.1")), Leaders()
@@ -289,6 +389,11 @@ def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = Tr
         ([_consumer("q", "shared", 1, 0), _consumer("q", "b (1)", 2, 4)], ["10.0.0.1:1", "10.0.0.1:2"], 9),
         ([_consumer("q", "a (1)", 1, 3, ack=False)], ["10.0.0.1:1"], None),
         ([{"queue": {"vhost": "/", "name": "q"}}], [], None),
+        (
+            [_consumer("q", "a (1)", 1, 3), {**_consumer("q", "b (1)", 2, 0), "activity_status": "waiting"}],
+            ["10.0.0.1:1", "10.0.0.1:2"],
+            3,
+        ),
     ],
     ids=[
         "each its own",
@@ -297,6 +402,7 @@ def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = Tr
         "of both kinds",
         "no acknowledgement",
         "nothing",
+        "one that is active, and one that waits for its end",
     ],
 )
 def test_consumers_of_a_queue_and_how_much_they_may_hold(

@@ -345,6 +345,7 @@ class CeleryQueues(RedisServer):
         self._etas: dict[Entry, int] = {}  # CLOCK_BOOTTIME, as of when the message was first seen
         self._rights, self._now_ns = Rights(), 0
         self._unreadable: set[bytes] = set()  # exchanges with bindings of another separator
+        self._broadcasting: set[bytes] = set()  # exchanges of ``Broadcast`` queues
         self._mutex, self._unindexed = b"", 0  # as of the last poll
         self._problems: list[str] = []
 
@@ -396,7 +397,7 @@ class CeleryQueues(RedisServer):
                 {queue.name: queue.content for queue in readable},
                 {queue.name: queue.tags for queue in readable if queue.tags},
                 frozenset(one.left for queue in readable for one in queue.lists if one.left),
-                {exchange: frozenset(queue for _, queue in bound) for exchange, bound in whole.items()},
+                {exchange: frozenset(one.queue for one in bound) for exchange, bound in whole.items()},
             )
         self._history.see_queues(content, now_ns)
         if self._history.how:
@@ -435,9 +436,11 @@ class CeleryQueues(RedisServer):
         exchanges = {*self._named, *(key.removeprefix(start) for key in found)}
         exchanges |= {exchange for exchange, bound in self._bindings.items() if bound}  # are they gone?
         exchanges |= {m.exchange for m in self._messages.values() if m and len(m.exchange) <= MAX_NAME_BYTES}
-        asked = sorted(filter(kombu.carries_tasks, exchanges - {b""}))[:MAX_QUEUES]
+        carrying = sorted(filter(kombu.carries_tasks, exchanges - {b""}))
+        asked = carrying[:MAX_QUEUES]
         replies = self.pipeline([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
-        self._bindings, self._unreadable, more = {}, set(), self._scan is not None and self._scan.more
+        more = len(carrying) > MAX_QUEUES or (self._scan is not None and self._scan.more)
+        self._bindings, self._unreadable, self._broadcasting = {}, set(), set()
         for exchange, reply in zip(asked, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError):
                 self._problems.append(f"bindings of exchange {exchange.decode(errors='replace')}: {reply}")
@@ -448,8 +451,10 @@ class CeleryQueues(RedisServer):
                 name = exchange.decode(errors="replace")
                 self._unreadable.add(exchange)
                 self._problems.append(f"bindings of exchange {name} cannot be read: {_OTHER_SEP}")
+            if any(kombu.is_broadcast(member, self._separator) for member in members):
+                self._broadcasting.add(exchange)
             bound = [kombu.binding(member, self._separator) for member in members[:MAX_BINDINGS]]
-            self._bindings[exchange] = [one for one in bound if one and len(one[1]) <= MAX_NAME_BYTES]
+            self._bindings[exchange] = [one for one in bound if one and len(one.queue) <= MAX_NAME_BYTES]
         if self._named:
             return self._named
         names = sorted({*self._bound(), *self._unbound()})
@@ -457,12 +462,12 @@ class CeleryQueues(RedisServer):
             self._problems.append("the keyspace is still being scanned: queues may be missing")
         if more or len(names) > MAX_QUEUES:
             self._problems.append(
-                f"more than {MAX_QUEUES} queues, or long names, are not watched: choose with ?queues="
+                f"more than {MAX_QUEUES} queues or exchanges, or long names, are not watched: choose with ?queues="
             )
         return names[:MAX_QUEUES]
 
     def _bound(self) -> set[bytes]:
-        return {queue for bound in self._bindings.values() for _, queue in bound}
+        return {one.queue for bound in self._bindings.values() for one in bound}
 
     def _unbound(self) -> set[bytes]:
         """Queues that have messages, with or without a binding: a producer that publishes to the default exchange needs
@@ -633,7 +638,7 @@ class CeleryQueues(RedisServer):
                 mine.setdefault(routes[route][0], {})[entry] = one
             else:
                 shared |= set(routes[route])
-                lost += not routes[route]
+                lost += not routes[route] and one.exchange not in self._broadcasting
         return mine, shared, lost
 
     def _row(self, queue: _Queue, server_s: float | None, refused: str, doubt: str) -> Row:

@@ -18,6 +18,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
+from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
@@ -85,6 +86,14 @@ class EtcdUrl(HttpUrl):
         first, *others = hosts.split(",")
         options = {"prefix": names_of, "copy": _copy}
         found = http_url(f"{scheme}//{login}{at}{first}{mark}{query}", "etcd", _FORM, cls.port, options)
+        prefixes, copy = found.get("prefix", ()), found.get("copy")
+        if copy is not None and copy.prefix and len(prefixes) > 1:
+            raise AgentError(
+                "a URL of etcd in the configuration cannot be read",
+                why="its copy has one prefix, to which several prefixes would be compared",
+                remedy="write one URL for each prefix, with the prefix of its own copy",
+                exit_code=USAGE,
+            )
         more = tuple(HttpUrl(**http_url(f"{scheme}//{host}", "etcd", _FORM, cls.port, {})) for host in others)
         return cls(**found, others=more[: MAX_MEMBERS - 1])
 
@@ -262,7 +271,8 @@ class EtcdQueues(TimedQueue):
             one.cluster_id = one.status.cluster_id if one.status is not None else one.cluster_id
         most = max(ids, key=lambda number: (ids[number], number == self._cluster_id), default=self._cluster_id)
         if most != self._cluster_id:  # restored from a snapshot
-            self._cluster_id, self._leader, self._term, self._names = most, 0, 0, {}
+            self._cluster_id, self._leader, self._term = most, 0, 0
+            self._names, self._names_ns = {}, 0
             for member in self._members:  # ids of the old cluster
                 member.number = 0
         ours = []
@@ -277,12 +287,15 @@ class EtcdQueues(TimedQueue):
                 if self._term:
                     self._leader_ns, self._reelected = now_ns, one.status.leader == self._leader
                 self._leader, self._term = one.status.leader, one.status.term
-            if now_ns >= self._names_ns or one.status.member_id not in self._names:
+            if now_ns >= self._names_ns or (self._names and one.status.member_id not in self._names):
+                self._names_ns = now_ns + SELDOM_NS
                 try:
                     self._names = one.client.members(min(deadline_s, time.monotonic() + _MEMBER_S))
-                    self._names_ns = now_ns + SELDOM_NS
-                except (HttpDown, NotEtcd):
-                    self._names_ns = now_ns + SELDOM_NS
+                except HttpDown as error:
+                    if not self._names and not error.status:  # it was not refused: the next one may answer
+                        self._names_ns = 0
+                except NotEtcd:
+                    pass
             one.number = one.status.member_id
             one.name = shown((self._names.get(one.status.member_id) or f"{one.status.member_id:x}").encode())
         for one in self._members:
@@ -354,7 +367,8 @@ class EtcdQueues(TimedQueue):
 
     def _down(self, member: _Member, common: dict[str, object]) -> Iterator[Row]:
         row = {**common, **_failed(member)}
-        if member.number and member.number not in self._names:
+        # Without any names, the list of members was refused or had no answer.
+        if self._names and member.number and member.number not in self._names:
             row = {**common, "status": "gone", "reason": "the member was removed from the cluster"}
         for queue in sorted(member.queues) or [_Queue(b"raft", member.name)]:
             yield {**row, "destination": queue.destination, "consumer_group": queue.group}

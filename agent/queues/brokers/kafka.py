@@ -177,12 +177,14 @@ def parse(given: str) -> KafkaServer:
 
 @dataclass
 class _Topic:
-    """leaders: a node (host, port) by partition. compacted: None if unknown; denied: for a missing right. retention_s:
-    after this time a record may be deleted; NaN if never, or unknown. create_time: whether records have their
-    producers' times, not the broker's.
+    """asked_ns: when its leaders were asked for; settings_ns: when its settings are asked for again. leaders: a node
+    (host, port) by partition. compacted: None if unknown; denied: for a missing right. retention_s: after this time a
+    record may be deleted; NaN if never, or unknown. create_time: whether records have their producers' times, not the
+    broker's.
     """
 
     asked_ns: int
+    settings_ns: int = 0
     leaders: Mapping[int, Any] = field(default_factory=dict)
     compacted: bool | None = None
     denied: bool = False
@@ -227,7 +229,6 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._groups: dict[str, KafkaGroup] = {}
         self._listed: list[str] | None = None
         self._topics: dict[str, _Topic] = {}
-        self._configs_ns = 0
         self._transactions = False
         self._ends: dict[Key, EndOffsets] = {}
         self._reader: RecordReader | None = None
@@ -388,16 +389,17 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             topic.asked_ns = now_ns
             if not isinstance(found, Failure):
                 topic.leaders = {partition.id: partition.leader for partition in found.partitions}
-        if used and (new or now_ns - self._configs_ns > _CONFIGS_NS):
-            self._configs_ns = now_ns
-            for name, settings in connection.configs(used).items():
+        due = [name for name, topic in self._topics.items() if now_ns >= topic.settings_ns]
+        if due:
+            for name, settings in connection.configs(due).items():
                 topic = self._topics[name]
+                topic.settings_ns = now_ns + _CONFIGS_NS
                 if not isinstance(settings, Failure):
                     topic.configure(settings)
                     continue
                 topic.denied = settings.kind == "denied"
                 if not topic.denied:
-                    self._configs_ns = now_ns - _CONFIGS_NS + _RETRY_NS
+                    topic.settings_ns = now_ns + _RETRY_NS
             marker = connection.topics([_TRANSACTIONS])[_TRANSACTIONS]
             self._transactions = not (isinstance(marker, Failure) and marker.kind == "gone")
 
@@ -553,7 +555,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             if first is not None and first.wall_ms is not None:
                 due_ns = (first.wall_ms + round(kept_s * 1000)) * 1_000_000
             else:
-                why = "its first record was not read" if self._server.records else "the setting has records: false"
+                if first is not None and first.basis:
+                    why = "its first record has no time"
+                else:
+                    why = "its first record was not read" if self._server.records else "the setting has records: false"
                 why = f"when is not known: {why}"
             yield QueueTimer(_shown(key[0]), about, "retention", due_ns, unknown=why, elsewhere=away)
 
@@ -601,17 +606,22 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if (age := self._ends[key].age(committed, now_ns)) is not None:
             return age.age_s, age.error_s, "history", ""
         first = self._first_records.get((key, committed))
-        if first is None or first.t_ns is None:
+        if first is None or not first.basis:
             return nan, nan, None, "age: not read"
+        if first.t_ns is None:
+            return nan, nan, None, "age: the record has no time"
         if first.t_ns > now_ns:
             return nan, nan, None, f"age: {(first.t_ns - now_ns) / 1e9:.0f} s ahead"
         return (now_ns - first.t_ns) / 1e9, nan, first.basis, ""
 
     def _least_age(self, key: Key, committed: int | None, at: _Offsets, now_ns: int) -> AgeBounds | None:
-        """Of the first unread record, if it is older than our history and was not read. None if it may be one of our
-        time: of compacted topics and markers of transactions, the records before it may not be there.
+        """Of the first unread record, if it is older than our history and its timestamp is not known. None if it may be
+        one of our time: of compacted topics and markers of transactions, the records before it may not be there.
         """
-        if committed is None or (key, committed) in self._first_records:
+        if committed is None:
+            return None
+        first = self._first_records.get((key, committed))
+        if first is not None and first.t_ns is not None:
             return None
         oldest = max(committed, at.start or 0)
         since_ns = self._ends[key].older_than(oldest)

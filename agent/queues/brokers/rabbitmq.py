@@ -26,6 +26,7 @@ from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
 from agent.queues.age_bounds import AgeBounds
+from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
@@ -74,8 +75,8 @@ _HAS_BY_QUEUE = f"# TYPE {_DETAILED}queue_messages_acked_total".encode()
 _READY, _UNACKED, _HAS_CONSUMERS = _FIGURES = ("queue_messages_ready", "queue_messages_unacked", "queue_consumers")
 #: Work of the queue's process: it changes with each of its statistics; 0: a stream, which has no such process.
 _WORK = "queue_process_reductions_total"
-#: Of a stream: messages that were not yet sent to the slowest of its consumers by the stream protocol; missing without
-#: such a consumer.
+#: Of a stream: messages that were not yet sent to the slowest of its consumers by the stream protocol that are
+#: connected to this node, also if another one leads the stream; missing without such a consumer.
 _OFFSET_LAG = "stream_consumer_max_offset_lag"
 _GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK, _OFFSET_LAG)}
 _NODE = {
@@ -223,7 +224,8 @@ class _Counters:
 class _Queue:
     """One queue as of this poll, and what is kept of it between polls. seen: totals when the present statistics were
     first seen. taken_ns: the last delivery. redelivered: since the previous poll. lost: at least so many messages that
-    channels published since the queue was empty were refused, dropped, expired or purged.
+    channels published since the queue was empty were refused, dropped, expired or purged. consumed: it has had a
+    consumer.
     """
 
     vhost: bytes
@@ -242,6 +244,7 @@ class _Queue:
     surpluses: int = 0
     uncounted: bool = False
     stream: bool = False
+    consumed: bool = False
 
     def update(self, gauges: dict[str, int], totals: _Totals, now_ns: int, off_ns: int) -> None:
         """The answer was made at most ``off_ns`` before or after ``now_ns``."""
@@ -255,6 +258,7 @@ class _Queue:
         self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
         statistic = gauges.get(_READY) if gauges != self.gauges else None
         self.gauges, self.totals = gauges, replace(totals)
+        self.consumed |= bool(gauges.get(_HAS_CONSUMERS))
         self.bounds.poll(self.counted, statistic, now_ns)
         self.arrivals.add(now_ns, totals.published, off_ns)
 
@@ -395,10 +399,15 @@ class RabbitQueues(TimedQueue):
         self._counting = True
         self._closed: int | None = None  # channels of this node, ever
         self._wanted: set[Name] = set()  # queues whose counts are kept
+        self._offset_lags: dict[Name, int] = {}  # of streams
         self._refusal = ""
         self._cluster: str | None = None
         self._version = ""
         self._timers: list[QueueTimer] | None = None
+        #: For alarms, connections and whether there are other nodes. A node that reports metrics of each object
+        #: (``prometheus.return_per_object_metrics``) may take seconds for them.
+        self._node = Asking()
+        self._node_unknown = ""  # why; empty: they are known
         self._alarms: tuple[str, ...] = ()
         self._clients: int | None = None
         #: Times of first ready messages, set by their publishers, seconds since 1970, as of _heads_ns.
@@ -467,6 +476,8 @@ class RabbitQueues(TimedQueue):
         if now_ns >= self._seldom_ns:
             self._seldom_ns = now_ns + SELDOM_NS
             self._ask_more(now_ns, deadline_s, login)
+        if self._node_unknown:
+            problems.append((b"", f"alarms are unknown: /metrics: {self._node_unknown}"))
         if now_ns < self._slow_until_ns:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
@@ -479,7 +490,8 @@ class RabbitQueues(TimedQueue):
                 self._timers = [QueueTimer(b"", b"", "ttl", unknown=why, where="classic queues")]
         gone = self._gone_rows(now_ns)
         problems += self._missing()
-        node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
+        alarms = None if self._node_unknown else ", ".join(f"{kind} 1" for kind in self._alarms)
+        node |= {"clients": self._clients, "errors": alarms}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
             blocked = None if self._management is None else self._management.blocked
@@ -502,33 +514,46 @@ class RabbitQueues(TimedQueue):
     def _ask_more(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None) -> None:
         """In turns alarms and connections, and the first message of each queue. Without an answer they are unknown."""
         self._heads_next = not self._heads_next
+        if self._heads_next:
+            self._ask_node(now_ns, deadline_s, login)
+            return
         try:
-            if self._heads_next:
-                self._alarms, self._clients = (), None
-                self._read_node(self._client.get("/metrics", deadline_s, login=login))
-            else:
-                self._heads, self._capacities = None, {}
-                self._heads_ns = now_ns
-                parsed = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels)
-                self._heads = parsed.heads
-                has = {name for name, gauges in parsed.gauges.items() if gauges.get(_HAS_CONSUMERS)}
-                self._capacities = {name: parsed.capacities[name] for name in has & parsed.capacities.keys()}
+            self._heads, self._capacities = None, {}
+            self._heads_ns = now_ns
+            parsed = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels)
+            self._heads = parsed.heads
+            has = {name for name, gauges in parsed.gauges.items() if gauges.get(_HAS_CONSUMERS)}
+            self._capacities = {name: parsed.capacities[name] for name in has & parsed.capacities.keys()}
         except (HttpDown, NotPrometheus):  # it has answered; this is more work for it, or much more to read
             self._client.close()
 
+    def _ask_node(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None) -> None:
+        if not self._node.due(now_ns):
+            return
+        began_ns = boot_ns()
+        try:
+            self._read_node(self._client.get("/metrics", deadline_s, login=login))
+            self._node.answered(now_ns, boot_ns() - began_ns)
+            self._node_unknown = ""
+        except (HttpDown, NotPrometheus) as error:
+            self._client.close()
+            self._node.refused(now_ns)
+            self._node_unknown = str(error)
+            self._alarms, self._clients = (), None
+
     def _read_node(self, answer: bytes) -> None:
-        alarms = []
-        self._clustered = False
+        alarms, clients, clustered, version = list[str](), None, False, ""
         for sample in metric_samples(answer, _NODE_WANTED):
             if sample.name == _BUILD:
-                self._version = sample.labels.get(b"rabbitmq_version", b"").decode(errors="replace")
+                version = sample.labels.get(b"rabbitmq_version", b"").decode(errors="replace")
             elif sample.name == _CONNECTIONS:
-                self._clients = whole_number(sample.value)
+                clients = whole_number(sample.value)
             elif sample.name == _OTHER:
-                self._clustered |= not sample.labels.get(b"peer", b"").startswith(_COMMAND)
+                clustered |= not sample.labels.get(b"peer", b"").startswith(_COMMAND)
             elif sample.value == 1:
                 alarms.append(_ALARMS[sample.name])
-        self._alarms = tuple(sorted(alarms))
+        self._alarms, self._clustered = tuple(sorted(alarms)), clustered
+        self._clients, self._version = clients, version
 
     def _read(self, answer: bytes, now_ns: int, off_ns: int = 0) -> tuple[dict[str, object], list[tuple[bytes, str]]]:
         """Updates the queues. The answer was made at most ``off_ns`` before or after ``now_ns``. Returns the node's
@@ -548,6 +573,9 @@ class RabbitQueues(TimedQueue):
         self._counters.take((one for one in parsed.counted if one[0] in wanted), wanted - self._wanted - names)
         self._counters.keep(wanted)
         self._wanted = wanted
+        self._offset_lags = {
+            name: its[_OFFSET_LAG] for name, its in parsed.gauges.items() if _OFFSET_LAG in its and name in wanted
+        }
         missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
@@ -596,8 +624,8 @@ class RabbitQueues(TimedQueue):
                 queue.bounds.lost(queue.counted, now_ns)
 
     def _missing(self) -> list[tuple[bytes, str]]:
-        """The queues that the URL names and the node does not list."""
-        known = {text_of(name) for name in self._queues}
+        """The queues that the URL names and neither the node nor another watched one of its cluster lists."""
+        known = {text_of(name) for node in (self, *self._others()) for name in node._queues}
         known |= {name for name in self._server.url.queues if (shown(name.encode()),) in self._gone}
         return [
             (name.encode(), "the node has no statistics of such a queue")
@@ -626,8 +654,15 @@ class RabbitQueues(TimedQueue):
             return True
         its = self._management
         if its is None or its.problem or its.unseen([name]):
-            return self._clustered
+            return bool(self._other_nodes)
         return name in its.queues
+
+    @property
+    def _other_nodes(self) -> str:
+        """Whether there are other nodes, whose clients this one does not count, in words; empty if there are none."""
+        if self._clustered:
+            return "other nodes count, too"
+        return "other nodes may count, too" if self._node_unknown and not self._version else ""
 
     def _row(self, queue: _Queue, now_ns: int) -> dict[str, object]:
         name = queue.vhost, queue.name
@@ -657,12 +692,9 @@ class RabbitQueues(TimedQueue):
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
             }
         if queue.stream or (about is not None and about.type == "stream"):
-            lag = queue.gauges.get(_OFFSET_LAG)
-            why = "a stream: its size is not its lag" if lag is None else "a stream: the largest lag of its consumers"
-            exact = None if lag is None else False
-            return row | {"lag_messages": lag, "lag_at_least": None, "exact": exact, "inexact_reason": why}
+            return row | self._stream_lag(name)
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
-        if delays and consumers == 0:
+        if delays and consumers == 0 and not queue.consumed:
             return row | {"lag_messages": 0, "lag_at_least": None, "delayed": ready}
         head_s = self._head_age_s(name, queue) if ready else nan
         if ready and (refuses or (about is not None and about.priorities)):  # others wait than those published last
@@ -683,16 +715,27 @@ class RabbitQueues(TimedQueue):
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
         consumers give back, and in a cluster those of other nodes' clients are not among them.
         """
-        bounds = None if refuses or queue.uncounted or self._clustered else queue.ready_bounds()
+        bounds = None if refuses or queue.uncounted or self._other_nodes else queue.ready_bounds()
         if bounds is None:
-            since = "other nodes count, too" if self._clustered else "up to 5 s ago by default"
             return {
                 "lag_messages": queue.gauges.get(_READY),
-                "inexact_reason": f"as of its last statistics: {since}",
+                "inexact_reason": f"as of its last statistics: {self._other_nodes or 'up to 5 s ago by default'}",
             }
         unacked = queue.gauges.get(_UNACKED)
         why = f"{_BY_COUNTS}; {unacked} more if requeued" if unacked else _BY_COUNTS
         return {"lag_messages": bounds[1], "lag_at_least": bounds[0], "inexact_reason": why}
+
+    def _stream_lag(self, name: Name) -> dict[str, object]:
+        """Consumers of a stream may be connected to any node that has a copy of it."""
+        nodes = (self, *self._others())
+        lag = max((lags[name] for node in nodes if name in (lags := node._offset_lags)), default=None)
+        if lag is None:
+            why = "a stream: its size is not its lag"
+        else:
+            whose = "consumers at the watched nodes" if self._other_nodes else "its consumers"
+            why = f"a stream: the largest lag of {whose}"
+        exact = None if lag is None else False
+        return {"lag_messages": lag, "lag_at_least": None, "exact": exact, "inexact_reason": why}
 
     def _due(self, queue: _Queue, management: Management) -> Iterator[QueueTimer]:
         """The time-outs of its messages, and its own."""
@@ -702,7 +745,8 @@ class RabbitQueues(TimedQueue):
             return
         (shown_name,) = _key(name)
         if about.ttl_ms is not None and ready:
-            kind, why = "eta" if about.delays else "ttl", f"{about.ttl_ms / 1000:g} s after each message came"
+            kind = "eta" if about.delays and not queue.consumed else "ttl"
+            why = f"{about.ttl_ms / 1000:g} s after each message came"
             where = f"{about.type} queues"
             yield QueueTimer(shown_name, b"", kind, timers=ready, unknown=f"when is not known: {why}", where=where)
         if about.expires_ms is not None and queue.gauges.get(_HAS_CONSUMERS) == 0:
@@ -724,10 +768,11 @@ class RabbitQueues(TimedQueue):
         self._unanswered = self._unanswered + 1 if failure == "no_answer" else UNANSWERED + 1
         if self._unanswered > UNANSWERED:
             self._counters.forget()
-            self._queues = {name: _Queue(*name) for name in self._queues}
+            self._queues = {name: _Queue(*name, consumed=queue.consumed) for name, queue in self._queues.items()}
         self._seldom_ns = 0
+        self._node, self._node_unknown = Asking(), ""
         self._alarms, self._clients, self._heads, self._heads_next = (), None, None, False
-        self._capacities = {}
+        self._capacities, self._offset_lags = {}, {}
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         now_ns = boot_ns()
         known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
