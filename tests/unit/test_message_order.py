@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,13 +262,17 @@ def test_a_number_is_read_as_a_whole(text: str | int | None, number: int | None)
 
 
 class Entries:
-    """Streams of a server; entry N of each has the id N-0, and its field n is N. bytes: of an entry. fails: the
-    question, counted from 0, which it does not answer.
+    """Streams of a server; entry N of each has the id N-0, and its field n is N. size: of an entry, bytes; sizes: of
+    those of a stream, if it is another. fails: the question, counted from 0, which it does not answer. refused: replies
+    that were too large, by stream.
     """
 
-    def __init__(self, lengths: dict[bytes, int], size: int = 100, fails: int = -1) -> None:
-        self.lengths, self.size, self.fails = lengths, size, fails
+    def __init__(
+        self, lengths: dict[bytes, int], size: int = 100, fails: int = -1, sizes: dict[bytes, int] | None = None
+    ) -> None:
+        self.lengths, self.size, self.fails, self.sizes = lengths, size, fails, sizes or {}
         self.asked = self.sent = 0
+        self.refused = Counter[bytes]()
 
     @property
     def streams(self) -> list[Stream]:
@@ -284,8 +289,10 @@ class Entries:
         else:
             first = max(1, sum(entry_id(start.encode())))  # after N-0 is N-1
             numbers = list(range(first, length + 1))[:most]
-        self.sent += min(self.size * len(numbers), 8 << 20)
-        if self.size * len(numbers) > 8 << 20:
+        size = self.sizes.get(name, self.size)
+        self.sent += min(size * len(numbers), 8 << 20)
+        if size * len(numbers) > 8 << 20:
+            self.refused[name] += 1
             raise ReplyTooLarge("refused an answer of more than 8 MiB")
         return [[[b"%d-0" % n, [b"n", b"%d" % n]] for n in numbers]]
 
@@ -334,3 +341,38 @@ def test_large_entries_are_read_one_by_one_or_skipped_once(size: int, read: bool
     sent = server.sent
     counted(tail, server, 30)
     assert server.sent == sent
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "read", "refused"),
+    [(1_500_000, 10, True, 12), (5_000_000, 1, True, 0), (5_000_000, 2, True, 5), (9_000_000, 1, False, 101)],
+)
+def test_large_entries_beside_other_streams_are_read_or_skipped(size: int, each: int, read: bool, refused: int) -> None:
+    """Each poll finds so many large entries, and 3 small ones of each of two other streams."""
+    tail, polls, new = Tail(EntryField.parse("n"), None), 100, {b"a": each, b"b": 3, b"c": 3}
+    server = Entries({}, sizes={b"a": size})
+    found = np.zeros(3, int)
+    for poll in range(polls + 5):
+        server.lengths = {name: n * min(polls, 1 + poll) for name, n in new.items()}
+        found += counted(tail, server, 1)
+    large, small = polls * new[b"a"], polls * (new[b"b"] + new[b"c"])
+    assert found.tolist() == ([large + small, 0, 0] if read else [small, 0, large])
+    assert server.refused.keys() <= {b"a"} and server.refused[b"a"] <= refused
+
+
+def test_the_first_poll_counts_what_a_reply_has_no_room_for() -> None:
+    tail, server = Tail(EntryField.parse("n"), None), Entries({b"a": 2 * FIRST, b"b": 2 * FIRST}, sizes={b"a": 100_000})
+    messages, duplicates, unread = counted(tail, server, 10)
+    assert (messages + unread, duplicates) == (2 * FIRST, 0) and 0 < unread < FIRST
+    assert server.refused == {b"a": 2}
+
+
+def test_an_interval_is_since_the_last_rows() -> None:
+    """A poll that fails in between has none: its messages are in the rows of the next one."""
+    tail, server = Tail(EntryField.parse("n"), None), Entries({b"a": 5, b"b": 5}, fails=3)
+    tail.read(server.streams, server, 10 * 10**9)
+    server.lengths = {b"a": 10, b"b": 10}
+    with pytest.raises(RedisDown):
+        tail.read(server.streams, server, 11 * 10**9)
+    rows = tail.read(server.streams, server, 12 * 10**9)
+    assert [(row["messages"], row["interval_ns"]) for row in rows] == [(5, 2 * 10**9)] * 2
