@@ -99,7 +99,8 @@ class Tail:
             self._sizes = {name: size for name, size in self._sizes.items() if name in names}
         took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         rows: list[Row] = [
-            {**columns, "destination": shown(name), "interval_ns": took_ns} for name, _, columns in self._order.rows()
+            {**columns, "destination": shown(name), "interval_ns": took_ns}
+            for name, _, _, columns in self._order.rows()
         ]
         unread, self._unread = self._unread, Counter()
         return [*rows, *({"destination": shown(name), "messages": 0, "unread": n} for name, n in unread.items())]
@@ -197,4 +198,4 @@ class Tail:
                 continue
             number = self._number.of(entry) if self._number is not None else None
             self.ids.see(stream, (number, message), entry_id(at)[0])
-            self._order.add(MessageArrival(stream, None, None, str(message), whole(number), now_ns))
+            self._order.add(MessageArrival(stream, None, None, None, str(message), whole(number), now_ns))

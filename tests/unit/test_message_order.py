@@ -142,8 +142,8 @@ def test_two_consumers_of_a_group_share_duplicates_and_have_an_order_each(intake
 def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None], late: int) -> None:
     order = MessageOrder()
     for i, number in enumerate(numbers):
-        order.add(MessageArrival("orders", None, 1, f"m{i}", number, i))
-    ((_, _, columns),) = order.rows()
+        order.add(MessageArrival("orders", None, None, 1, f"m{i}", number, i))
+    ((_, _, _, columns),) = order.rows()
     assert (columns["messages"], columns["duplicates"], columns["out_of_order"]) == (len(numbers), 0, late)
     pack([columns], TABLE.name)
 
@@ -232,16 +232,58 @@ def test_columns_of_a_row_are_those_of_the_queue_and_the_process() -> None:
     assert (rows["first_pid"][1], rows["first_proc_start_ns"][1], rows["first_comm"][1]) == (1, 2, b"shop")
 
 
-@pytest.mark.parametrize("partitions", [(3, 3), (3, 5), (3, None)])
-def test_a_message_that_comes_again_by_another_partition_is_a_duplicate(partitions: tuple[int | None, ...]) -> None:
+@pytest.mark.parametrize(
+    ("message", "partitions", "duplicates"),
+    [
+        ("order-1", (3, 3), 1),
+        ("order-1", (3, 5), 1),
+        ("order-1", (3, None), 1),
+        (17, (3, 3), 1),
+        (17, (3, 5), 0),  # an offset
+        ("17", (3, 5), 0),
+        ("17", (None, None), 1),
+    ],
+)
+def test_an_offset_is_unique_in_its_partition_and_another_id_in_its_queue(
+    message: str | int, partitions: tuple[int | None, ...], duplicates: int
+) -> None:
     reports = MessageReports()
     for at, partition in enumerate(partitions):
-        members = {"message": "a", "queue": "q", "seq": at, "partition": partition}
+        members = {"message": message, "queue": "q", "seq": at, "partition": partition}
         reports.add(members, Consumer(1 + at, 2, b"shop"), 0, 5 + at)
     (batch,) = reports.batches(2_000_000_000)
     rows = batch.rows[np.argsort(batch.rows["pid"])]
     assert rows["partition"].tolist() == [str(one).encode() if one is not None else b"" for one in partitions]
-    assert rows["duplicates"].tolist() == [0, 1] and rows["first_pid"][1] == 1
+    assert rows["duplicates"].tolist() == [0, duplicates]
+    if duplicates:
+        assert rows["first_pid"][1] == 1
+
+
+def test_offsets_of_8_partitions_with_5_redeliveries_and_no_other_duplicates() -> None:
+    """Two consumers have four partitions each; then the second one gets the last 5 records of partition 0."""
+    reports = MessageReports()
+    records = [(offset, partition) for offset in range(1000) for partition in range(8)]
+    arrivals = [(1 + partition // 4, offset, partition) for offset, partition in records]
+    for pid, offset, partition in [*arrivals, *((2, offset, 0) for offset in range(995, 1000))]:
+        members = {"message": offset, "queue": "orders", "seq": offset, "partition": partition}
+        reports.add(members, Consumer(pid, 2, b"shop"), 0, 5)
+    (batch,) = reports.batches(2_000_000_000)
+    twice = batch.rows[batch.rows["duplicates"] > 0]
+    assert [twice[name].tolist() for name in ("partition", "duplicates", "pid", "first_pid")] == [[b"0"], [5], [2], [1]]
+    assert batch.rows["messages"].sum() == 8005 and not batch.rows["out_of_order"].any()
+
+
+def test_who_had_a_message_first_is_known_also_of_many_partitions() -> None:
+    reports, partitions = MessageReports(), MOST_CONSUMERS + 100
+    for partition in range(partitions):
+        members = {"message": f"order-{partition}", "queue": "q", "partition": partition}
+        reports.add(members, Consumer(1 + partition % 4, 2, b"shop"), 0, 5)
+        if partition % PAIRS == PAIRS - 1:
+            list(reports.batches(2_000_000_000))
+    list(reports.batches(2_000_000_000))
+    reports.add({"message": "order-0", "queue": "q", "partition": 0}, Consumer(9, 2, b"shop"), 0, 6)
+    (batch,) = reports.batches(4_000_000_000)
+    assert (batch.rows["duplicates"].tolist(), batch.rows["first_pid"].tolist()) == ([1], [1])
 
 
 @pytest.mark.parametrize(
