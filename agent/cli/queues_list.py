@@ -22,9 +22,11 @@ _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_
 IDENTITY = ("host", "system", "cluster", "destination", "partition", "consumer_group")
 #: ``trend`` has this number of values, each of this time; the last one ends with the newest poll.
 PIECES, PIECE_NS = 10, 30_000_000_000
-#: A queue that is missing in its cluster's polls for longer has gone, if these are not more seldom (``_patience``).
+#: A queue is missing if its cluster was polled without it for longer than this and than two intervals (``_patience``).
 #: Rows of one poll may reach the store in pieces.
 _MISSING_NS = 10_000_000_000
+#: What is polled at one interval.
+_SERVER = ("boot_id", "host", "system", "cluster", "peer")
 Key = tuple[Any, ...]
 Row = dict[str, Any]
 
@@ -121,22 +123,20 @@ def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[i
 
 def _patience(source: RowSource) -> dict[Key, int]:
     """By host, system and cluster: the time after which a queue that is in no poll is missing, ns. Servers of one
-    cluster are polled one by one, each at the interval of the settings, so it is two of these at least.
+    cluster are polled one by one, each at the interval of the settings, so it is two of these at least: of the server
+    with most polls, whose median is not that of a pause of the agent, or of a short time as leader.
     """
-    from agent.ask.question import GroupValue, Question
+    from agent.ask.question import Question
+    from agent.ask.sql import conditions
 
-    its = ("boot_id", "host", "system", "cluster", "peer")
-    values = (
-        GroupValue("first", "min", "t_ns"),
-        GroupValue("last", "max", "t_ns"),
-        GroupValue("polls", "distinct", "t_ns"),
+    its = ", ".join(_SERVER)
+    found = source.run(
+        f"SELECT {its}, count(*) AS polls, quantile_disc(gap_ns, 0.5) AS gap_ns FROM"
+        f" (SELECT {its}, t_ns - lag(t_ns) OVER (PARTITION BY {its} ORDER BY t_ns) AS gap_ns FROM"
+        f" (SELECT DISTINCT {its}, t_ns FROM queue_lag WHERE {conditions(Question('queue_lag'), source.window)}))"
+        f" WHERE gap_ns IS NOT NULL GROUP BY {its} ORDER BY polls"
     )
-    out: dict[Key, int] = {}
-    for row in source.rows(Question("queue_lag", group=its, values=values)):
-        if row["polls"] > 1:
-            key, twice_ns = key_of(row)[:3], 2 * (row["last"] - row["first"]) // (row["polls"] - 1)
-            out[key] = min(out.get(key, twice_ns), twice_ns)
-    return {key: max(_MISSING_NS, twice_ns) for key, twice_ns in out.items()}
+    return {key_of(row)[:3]: max(_MISSING_NS, 2 * row["gap_ns"]) for row in found.dicts()}  # the last one counts
 
 
 def _late(when: tuple[int, int], newest: tuple[int, int], patience_ns: int = _MISSING_NS) -> str | None:

@@ -8,12 +8,14 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 AddrInfo = tuple[Any, Any, int, str, Any]  #: an element of what getaddrinfo returns
 
 _pending: dict[tuple[str, int], LookUp] = {}
 _lock = threading.Lock()
+_STEP_S = 0.01  # between two glances at several look-ups
 #: Of getaddrinfo's errors, those of names that do not exist.
 _UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
@@ -66,6 +68,21 @@ def look_up(host: str, port: int) -> LookUp:
         else:
             _pending[host, port] = new
     return new
+
+
+def wait_for_some(some: Sequence[LookUp], until_s: float, more_s: float) -> None:
+    """Until one has an address and ``more_s`` have passed since, until all have ended, or until this time
+    (time.monotonic).
+    """
+    while not any(one.found for one in some):
+        under_way = next(filter(LookUp.is_alive, some), None)
+        left_s = until_s - time.monotonic()
+        if under_way is None or left_s <= 0:
+            return
+        under_way.join(min(left_s, _STEP_S))
+    until_s = min(until_s, time.monotonic() + more_s)
+    for one in some:
+        one.wait(until_s)
 
 
 def connect(host: str, port: int, until_s: float) -> socket.socket:

@@ -99,18 +99,18 @@ class RecordTail:
         Raises what ``settings`` raises, and KafkaException if librdkafka refuses them.
         """
         self._without.clear()
-        took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         self._refused = {topic: at for topic, at in self._refused.items() if now_ns - at < _RETRY_NS}
         unread = self._places({key: end for key, end in ends.items() if key[0] not in self._refused}, settings)
         self._take(now_ns)
+        took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         rows: list[Row] = [
             {
-                **{name: value for name, value in columns.items() if name != "first"},
+                **columns,
                 "destination": topic,
                 "partition": str(number),
                 "interval_ns": took_ns,
             }
-            for topic, number, columns in self._order.rows()
+            for topic, number, _, columns in self._order.rows()
         ]
         return [
             *rows,
@@ -187,4 +187,4 @@ class RecordTail:
             self._without[topic] += 1
             return
         self.ids.see(topic.encode(), (number, message), record_ms)
-        self._order.add(MessageArrival(topic, None, partition, str(message), whole(number), now_ns))
+        self._order.add(MessageArrival(topic, partition, None, None, str(message), whole(number), now_ns))

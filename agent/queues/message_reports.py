@@ -14,7 +14,7 @@ from agent.queues.order import IDS, INTERVAL_NS, MOST_SEQUENCES, MessageArrival,
 from agent.tables import TABLES
 
 TABLE = TABLES["message_order"]
-#: Users whose messages are remembered, and pairs of queue and consumer of each of them in a second.
+#: Users whose messages are remembered, and rows of each of them in a second: one per queue, partition and consumer.
 USERS, PAIRS = 4, 256
 #: For docs/limits.md.
 BOUNDS = (
@@ -34,7 +34,7 @@ BOUNDS = (
     ),
     UpperBound(
         "report",
-        "sequences (of a queue, producer and consumer) per user; queues and consumers with messages in one second",
+        "sequences (of a partition, producer and consumer) per user; partitions and consumers in one second",
         f"{MOST_SEQUENCES:,}; {PAIRS}",
         "the oldest are forgotten; messages of the others are not checked",
         "`status` (`bounds`), `probe_status` row `intake`",
@@ -60,15 +60,8 @@ class _QueueName(NamedTuple):
     consumer_group: bytes
 
 
-class _Receiver(NamedTuple):
-    """A message may come again by another partition, so the partition is no part of the queue's name."""
-
-    consumer: Consumer
-    partition: bytes
-
-
 class MessageReports:
-    """``add`` takes reports, ``batches`` returns rows, one per queue, consumer and second."""
+    """``add`` takes reports, ``batches`` returns rows, one per queue, partition, consumer and second."""
 
     def __init__(self) -> None:
         self._places = Places(USERS, a_user=1)
@@ -80,7 +73,7 @@ class MessageReports:
         """Raises ValueError for an invalid report."""
         texts = {column: _text(members.get(name), column) for name, column in _TEXTS.items()}
         queue = _QueueName(destination=_text(members.get("queue"), "destination"), **texts)
-        who = _Receiver(Consumer(*consumer), _text(members.get("partition"), "partition"))
+        who, partition = Consumer(*consumer), _text(members.get("partition"), "partition")
         message, number, producer = members["message"], members.get("seq"), members.get("producer")
         if type(message) not in (str, int) or message == "" or not queue.destination:
             raise ValueError("message or queue")
@@ -89,12 +82,13 @@ class MessageReports:
         if not (producer is None or type(producer) in (str, int)):
             raise ValueError("producer")
         order = self._order(uid)
-        if order is None or not order.has_room(queue, who, PAIRS):
+        if order is None or not order.has_room(queue, partition, who, PAIRS):
             self.unchecked += 1
             return
         self._since_ns = self._since_ns or t_ns
         self._latest_ns = max(self._latest_ns, t_ns)
-        order.add(MessageArrival(queue, producer, who, str(message), number, t_ns))
+        arrival = MessageArrival(queue, partition, producer, who, str(message), number, t_ns, _is_offset(message))
+        order.add(arrival)
 
     def batches(self, now_ns: int, interval_ns: int = INTERVAL_NS) -> Iterator[Batch]:
         """The rows, once messages have come for ``interval_ns``."""
@@ -103,12 +97,12 @@ class MessageReports:
         took_ns, self._since_ns = max(1, now_ns - self._since_ns), 0
         found = [row for order in self._orders.values() for row in order.rows()]
         batch = make(TABLE.name, len(found), t_ns=now_ns, interval_ns=took_ns, source=TABLE.code("source", "consumer"))
-        for out, (queue, (who, partition), columns) in zip(batch.rows, found, strict=True):
+        for out, (queue, partition, who, columns) in zip(batch.rows, found, strict=True):
             first = columns.pop("first", None)
             its = {"partition": partition, "pid": who.pid, "proc_start_ns": who.start_ns, "comm": who.comm}
             values = {**queue._asdict(), **its, **columns}
             if first is not None:
-                pid, start_ns, comm = first.consumer
+                pid, start_ns, comm = first
                 values |= {"first_pid": pid, "first_proc_start_ns": start_ns, "first_comm": comm}
             for name, value in values.items():
                 out[name] = fitted(value.encode("utf-8", "replace"), _ID_BYTES) if isinstance(value, str) else value
@@ -121,6 +115,11 @@ class MessageReports:
             self._places.take(uid)
             self._orders[uid] = MessageOrder()
         return self._orders[uid]
+
+
+def _is_offset(message: str | int) -> bool:
+    """Whether an id may be an offset or another counter, which each partition has of its own: a whole number."""
+    return type(message) is int or str(message).isdecimal()
 
 
 def _text(value: Any, column: str) -> bytes:

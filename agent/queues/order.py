@@ -89,16 +89,19 @@ class SeenIds:
 
 
 class MessageArrival(NamedTuple):
-    """One message. queue: what identifies it; sequence: what its number counts within the queue (a partition has one of
-    its own, as has a producer); consumer: to whom it came. number: None without one. t_ns: CLOCK_BOOTTIME.
+    """One message. queue: what identifies it; partition: of the queue; sequence: what its number counts within the
+    partition (a producer may have one of its own); consumer: to whom it came. number: None without one. t_ns:
+    CLOCK_BOOTTIME. in_partition: another message may have the same id in another partition.
     """
 
     queue: Hashable
+    partition: Hashable
     sequence: Hashable
     consumer: Hashable
     message: str
     number: int | None
     t_ns: int
+    in_partition: bool = False
 
 
 @dataclass
@@ -110,25 +113,26 @@ class _Counts:
 
 
 class MessageOrder:
-    """Counts messages by (queue, consumer) until ``rows``. Consumers of one group share the duplicates; a sequence is
-    judged for each consumer by itself, because two of them may rightly be at different places.
+    """Counts messages by (queue, partition, consumer) until ``rows``. Consumers of one group share the duplicates; a
+    sequence is judged for each consumer by itself, because two of them may rightly be at different places.
     """
 
     def __init__(self) -> None:
         self._seen: SeenIds | None = None
         self._highest: dict[Hashable, int] = {}
-        self._counts: dict[tuple[Any, Any], _Counts] = {}
+        self._counts: dict[tuple[Any, Any, Any], _Counts] = {}
 
-    def has_room(self, queue: Hashable, consumer: Hashable, most: int) -> bool:
-        """Whether this pair can be counted, of at most so many until ``rows``."""
-        return len(self._counts) < most or (queue, consumer) in self._counts
+    def has_room(self, queue: Hashable, partition: Hashable, consumer: Hashable, most: int) -> bool:
+        """Whether messages of these can be counted, of at most so many rows."""
+        return len(self._counts) < most or (queue, partition, consumer) in self._counts
 
     def add(self, one: MessageArrival) -> None:
-        counts = self._counts.setdefault((one.queue, one.consumer), _Counts())
+        counts = self._counts.setdefault((one.queue, one.partition, one.consumer), _Counts())
         counts.messages += 1
         if self._seen is None:
             self._seen = SeenIds()
-        before = self._seen.add((one.queue, one.message), one.t_ns, one.consumer)
+        place = (one.queue, one.partition) if one.in_partition else one.queue
+        before = self._seen.add((place, one.message), one.t_ns, one.consumer)
         if before is not None:
             counts.duplicates += 1
             if counts.duplicates == 1:
@@ -136,7 +140,7 @@ class MessageOrder:
                 if before.consumer is not None:
                     counts.more["first"] = before.consumer
         elif one.number is not None:
-            key = one.queue, one.sequence, one.consumer
+            key = one.queue, one.partition, one.sequence, one.consumer
             highest = self._highest.get(key)
             if highest is None and len(self._highest) >= MOST_SEQUENCES:
                 del self._highest[next(iter(self._highest))]
@@ -148,16 +152,17 @@ class MessageOrder:
             if behind > counts.more.get("behind", 0):
                 counts.more |= {"out_of_order_id": one.message, "behind": behind}
 
-    def rows(self) -> list[tuple[Any, Any, dict[str, Any]]]:
-        """(queue, consumer, columns of ``message_order``) since the last call. Beside the columns, ``first`` is the
-        consumer that had the duplicate first.
+    def rows(self) -> list[tuple[Any, Any, Any, dict[str, Any]]]:
+        """(queue, partition, consumer, columns of ``message_order``) since the last call. Beside the columns, ``first``
+        is the consumer that had the duplicate first.
         """
         counts, self._counts = self._counts, {}
         return [
             (
                 queue,
+                partition,
                 consumer,
                 {"messages": c.messages, "duplicates": c.duplicates, "out_of_order": c.out_of_order, **c.more},
             )
-            for (queue, consumer), c in counts.items()
+            for (queue, partition, consumer), c in counts.items()
         ]

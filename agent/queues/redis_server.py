@@ -39,6 +39,8 @@ class RedisServer(TimedQueue, OrderedQueue):
                 raise RedisDown(self._refusal, failure="login")
             rows = self._poll(started_ns)
             self.role = next((row["server_role"] for row in rows if row.get("server_role")), None)
+            if self.role == "replica" and self._due is not None:
+                self._due = []  # they are its primary's, which may be polled, too: each counts once
         except RedisDown as error:
             if error.refused_login:
                 self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)

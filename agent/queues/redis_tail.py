@@ -18,11 +18,13 @@ from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
 from agent.queues.queue import Row
 from agent.queues.redis_reading import Id, Stream, after, entry_id, shown
+from agent.queues.redis_reply_size import ReplySize
 from agent.queues.redis_rights import Command
 
-#: Entries of each stream at the first poll; of all streams in a poll; of one command; and by how many a command reads
-#: more after one that was read.
-FIRST, MOST, _AT_ONCE, _MORE = 1000, 5000, 1000, 8
+#: Entries of each stream at the first poll; of all streams in a poll; of one command.
+FIRST, MOST, _AT_ONCE = 1000, 5000, 1000
+#: Commands for one stream in a poll, and refused replies in a poll, each of up to 8 MiB; the next poll continues.
+_COMMANDS, _REFUSED = 64, 4
 #: A stream that is this many entries ahead of what was read is read from its end on; those between are ``unread``.
 _SKIP = 4 * MOST
 #: Streams of which the place is known; one that is missing in a poll is read on later.
@@ -72,7 +74,8 @@ class Tail:
         self._message, self._number = message, number
         self._order, self.ids = MessageOrder(), ClockIds()
         self._read: dict[bytes, tuple[Id, int]] = {}  # the last id that was read, and how many were added until then
-        self._at_once, self._left, self._polled_ns = _AT_ONCE, MOST, 0
+        self._sizes: dict[bytes, ReplySize] = {}  # of streams of which a reply was too large
+        self._left, self._refused, self._polled_ns = MOST, 0, 0
         self._without: Counter[bytes] = Counter()  # entries without an id in the last poll, by stream
         self._unread: Counter[bytes] = Counter()  # entries that were skipped, by stream
 
@@ -80,38 +83,47 @@ class Tail:
         """Rows of ``message_order`` of the new entries. now_ns: CLOCK_BOOTTIME. Raises RedisDown; the next poll then
         goes on where this one ended.
         """
-        self._left = MOST
+        self._left, self._refused = MOST, 0
         self._without.clear()
-        took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         turn = now_ns % len(streams) if streams else 0
         for stream in [*streams[turn:], *streams[:turn]]:
+            if self._refused >= _REFUSED:
+                break
             if stream.name in self._read or stream.length <= FIRST:
-                self._go_on(stream, ask, now_ns)
+                self._read_new(stream, ask, now_ns)
             else:
-                self._begin(stream, ask, now_ns)
-        if len(self._read) > _PLACES:
-            self._read = {one.name: self._read[one.name] for one in streams if one.name in self._read}
+                self._read_end(stream, ask, now_ns)
+        if len(self._read) > _PLACES or len(self._sizes) > _PLACES:
+            names = {one.name for one in streams}
+            self._read = {name: at for name, at in self._read.items() if name in names}
+            self._sizes = {name: size for name, size in self._sizes.items() if name in names}
+        took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
         rows: list[Row] = [
-            {**columns, "destination": shown(name), "interval_ns": took_ns} for name, _, columns in self._order.rows()
+            {**columns, "destination": shown(name), "interval_ns": took_ns}
+            for name, _, _, columns in self._order.rows()
         ]
         unread, self._unread = self._unread, Counter()
         return [*rows, *({"destination": shown(name), "messages": 0, "unread": n} for name, n in unread.items())]
 
-    def _begin(self, stream: Stream, ask: Ask, now_ns: int) -> None:
-        """The end of a stream with more than ``FIRST`` entries; at a later poll if this one has read enough."""
+    def _read_end(self, stream: Stream, ask: Ask, now_ns: int) -> None:
+        """The end of a stream with more than ``FIRST`` entries; at a later poll if this one has read enough. Those of
+        the last ``FIRST`` that a reply has no room for are ``unread``.
+        """
         last = stream.last_generated or stream.last
         if last is None or self._left < FIRST:
             return
-        most = min(FIRST, self._at_once)
-        entries, too_large = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", most), ask)
+        most = min(FIRST, self._at_once(stream.name))
+        entries, too_large = self._entries(stream.name, ("XREVRANGE", "+", "-"), most, FIRST, ask)
         if too_large and most > 1:
             return
         entries = entries or []
         self._take(stream.name, entries[::-1], now_ns)
+        if too_large or most < FIRST:
+            self._unread[stream.name] += FIRST - len(entries)
         # Entries may have come since ``last`` was asked for.
         self._read[stream.name] = max([last, *(entry_id(one[0]) for one in entries[:1])]), stream.added or 0
 
-    def _go_on(self, stream: Stream, ask: Ask, now_ns: int) -> None:
+    def _read_new(self, stream: Stream, ask: Ask, now_ns: int) -> None:
         """The new entries of a stream."""
         last, added = stream.last_generated or stream.last, stream.added
         if last is None:
@@ -123,10 +135,13 @@ class Tail:
             self._unread[stream.name] += added - count
             at, count = last, added
         self._read[stream.name] = at, count
-        while at < last and self._left > 0:
-            most = min(self._left, self._at_once)
-            entries, too_large = self._entries(("XRANGE", stream.name, after(at), "+", "COUNT", most), ask)
-            if too_large and most == 1:  # the next entry cannot be read, and only its content leads to those behind it
+        for _ in range(_COMMANDS):
+            if at >= last or self._left <= 0:
+                return
+            most = min(self._left, self._at_once(stream.name))
+            left = most if added is None else max(1, added - count)
+            entries, too_large = self._entries(stream.name, ("XRANGE", after(at), "+"), most, left, ask)
+            if too_large and most == 1:  # the ids behind this entry are not known without its content: skip to the end
                 self._unread[stream.name] += max(1, (added or 0) - count)
                 self._read[stream.name] = last, added or 0
                 return
@@ -146,14 +161,32 @@ class Tail:
             for stream, n in self._without.items()
         ]
 
-    def _entries(self, command: Command, ask: Ask) -> tuple[list[Any] | None, bool]:
-        """(the reply, whether it is too large; then fewer are read at a time). None: there is no reply."""
+    def _at_once(self, stream: bytes) -> int:
+        """Entries that one command reads."""
+        size = self._sizes.get(stream)
+        return _AT_ONCE if size is None else size.number
+
+    def _entries(
+        self, stream: bytes, part: tuple[str, str, str], most: int, left: int, ask: Ask
+    ) -> tuple[list[Any] | None, bool]:
+        """(the reply, whether it is too large; then fewer are read at a time). None: there is no reply. part: the
+        command, and between which ids. left: entries that the stream is expected to have there.
+        """
+        command, start, end = part
         try:
-            (reply,) = ask([command])
+            (reply,) = ask([(command, stream, start, end, "COUNT", most)])
         except ReplyTooLarge:
-            self._at_once = max(1, self._at_once // 4)
+            self._refused += 1
+            size = self._sizes.setdefault(stream, ReplySize(_AT_ONCE))
+            if most == 1:
+                size.refused_single()
+            else:
+                size.refused(min(most, left))
             return None, True
-        self._at_once = min(_AT_ONCE, self._at_once + _MORE)
+        if (size := self._sizes.get(stream)) is not None:
+            size.received()
+            if size.is_whole:
+                del self._sizes[stream]
         return (None if isinstance(reply, hiredis.ReplyError) else reply), False
 
     def _take(self, stream: bytes, entries: list[Any], now_ns: int) -> None:
@@ -165,4 +198,4 @@ class Tail:
                 continue
             number = self._number.of(entry) if self._number is not None else None
             self.ids.see(stream, (number, message), entry_id(at)[0])
-            self._order.add(MessageArrival(stream, None, None, str(message), whole(number), now_ns))
+            self._order.add(MessageArrival(stream, None, None, None, str(message), whole(number), now_ns))

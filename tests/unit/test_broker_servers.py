@@ -20,6 +20,7 @@ from agent.common.lookup import connect
 from agent.common.tls import unverified
 from agent.errors import AgentError
 from agent.queues import addresses
+from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
 from agent.queues.brokers.postgresql import PostgresQueues, PostgresUrl
 from agent.queues.catalogue import broker
 from agent.queues.postgresql_client import PostgresDown
@@ -150,6 +151,38 @@ def test_a_name_that_is_not_resolved_is_a_state_of_its_server(
                 assert {row["failure"] for row in rows} == {"unreachable"}
                 assert all(words in str(row["reason"])[:128] for row in rows), rows
         assert error is not None or len(asked) == 1  # a look-up under way is not begun again
+    finally:
+        ends.set()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("silent", [1, 2])
+def test_bootstrap_names_that_are_not_resolved_delay_no_other(
+    tls: bool, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One name is known at once, one after 0.05 s; the others, before them, are not."""
+    ends, real = threading.Event(), socket.getaddrinfo
+
+    def names(host: str, port: int, *given: Any, flags: int = 0, **named: Any) -> Any:
+        if not host.endswith(".example") or flags & socket.AI_NUMERICHOST:
+            return real(host, port, *given, flags=flags, **named)
+        if host.startswith("silent"):
+            ends.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
+        later = host == "later.example"
+        time.sleep(0.05 if later else 0)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2" if later else "10.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    given = [*(f"silent{n}.example" for n in range(silent)), "known.example", "later.example"]
+    cluster = KafkaCluster(KafkaServer(servers=",".join(f"{one}:9092" for one in given), tls=tls), 10 * PATIENCE)
+    try:
+        began_s = time.monotonic()
+        found = cluster._resolved()
+        assert time.monotonic() - began_s < PATIENCE
+        expected = ["known.example:9092", "later.example:9092"] if tls else ["10.0.0.1:9092", "10.0.0.2:9092"]
+        assert found.split(",")[0] == expected[0]
+        assert set(found.split(",")) <= set(expected)  # on a busy machine the second one may be too late
     finally:
         ends.set()
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,8 @@ def test_two_consumers_of_a_group_share_duplicates_and_have_an_order_each(intake
 def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None], late: int) -> None:
     order = MessageOrder()
     for i, number in enumerate(numbers):
-        order.add(MessageArrival("orders", None, 1, f"m{i}", number, i))
-    ((_, _, columns),) = order.rows()
+        order.add(MessageArrival("orders", None, None, 1, f"m{i}", number, i))
+    ((_, _, _, columns),) = order.rows()
     assert (columns["messages"], columns["duplicates"], columns["out_of_order"]) == (len(numbers), 0, late)
     pack([columns], TABLE.name)
 
@@ -231,16 +232,58 @@ def test_columns_of_a_row_are_those_of_the_queue_and_the_process() -> None:
     assert (rows["first_pid"][1], rows["first_proc_start_ns"][1], rows["first_comm"][1]) == (1, 2, b"shop")
 
 
-@pytest.mark.parametrize("partitions", [(3, 3), (3, 5), (3, None)])
-def test_a_message_that_comes_again_by_another_partition_is_a_duplicate(partitions: tuple[int | None, ...]) -> None:
+@pytest.mark.parametrize(
+    ("message", "partitions", "duplicates"),
+    [
+        ("order-1", (3, 3), 1),
+        ("order-1", (3, 5), 1),
+        ("order-1", (3, None), 1),
+        (17, (3, 3), 1),
+        (17, (3, 5), 0),  # an offset
+        ("17", (3, 5), 0),
+        ("17", (None, None), 1),
+    ],
+)
+def test_an_offset_is_unique_in_its_partition_and_another_id_in_its_queue(
+    message: str | int, partitions: tuple[int | None, ...], duplicates: int
+) -> None:
     reports = MessageReports()
     for at, partition in enumerate(partitions):
-        members = {"message": "a", "queue": "q", "seq": at, "partition": partition}
+        members = {"message": message, "queue": "q", "seq": at, "partition": partition}
         reports.add(members, Consumer(1 + at, 2, b"shop"), 0, 5 + at)
     (batch,) = reports.batches(2_000_000_000)
     rows = batch.rows[np.argsort(batch.rows["pid"])]
     assert rows["partition"].tolist() == [str(one).encode() if one is not None else b"" for one in partitions]
-    assert rows["duplicates"].tolist() == [0, 1] and rows["first_pid"][1] == 1
+    assert rows["duplicates"].tolist() == [0, duplicates]
+    if duplicates:
+        assert rows["first_pid"][1] == 1
+
+
+def test_offsets_of_8_partitions_with_5_redeliveries_and_no_other_duplicates() -> None:
+    """Two consumers have four partitions each; then the second one gets the last 5 records of partition 0."""
+    reports = MessageReports()
+    records = [(offset, partition) for offset in range(1000) for partition in range(8)]
+    arrivals = [(1 + partition // 4, offset, partition) for offset, partition in records]
+    for pid, offset, partition in [*arrivals, *((2, offset, 0) for offset in range(995, 1000))]:
+        members = {"message": offset, "queue": "orders", "seq": offset, "partition": partition}
+        reports.add(members, Consumer(pid, 2, b"shop"), 0, 5)
+    (batch,) = reports.batches(2_000_000_000)
+    twice = batch.rows[batch.rows["duplicates"] > 0]
+    assert [twice[name].tolist() for name in ("partition", "duplicates", "pid", "first_pid")] == [[b"0"], [5], [2], [1]]
+    assert batch.rows["messages"].sum() == 8005 and not batch.rows["out_of_order"].any()
+
+
+def test_who_had_a_message_first_is_known_also_of_many_partitions() -> None:
+    reports, partitions = MessageReports(), MOST_CONSUMERS + 100
+    for partition in range(partitions):
+        members = {"message": f"order-{partition}", "queue": "q", "partition": partition}
+        reports.add(members, Consumer(1 + partition % 4, 2, b"shop"), 0, 5)
+        if partition % PAIRS == PAIRS - 1:
+            list(reports.batches(2_000_000_000))
+    list(reports.batches(2_000_000_000))
+    reports.add({"message": "order-0", "queue": "q", "partition": 0}, Consumer(9, 2, b"shop"), 0, 6)
+    (batch,) = reports.batches(4_000_000_000)
+    assert (batch.rows["duplicates"].tolist(), batch.rows["first_pid"].tolist()) == ([1], [1])
 
 
 @pytest.mark.parametrize(
@@ -261,13 +304,17 @@ def test_a_number_is_read_as_a_whole(text: str | int | None, number: int | None)
 
 
 class Entries:
-    """Streams of a server; entry N of each has the id N-0, and its field n is N. bytes: of an entry. fails: the
-    question, counted from 0, which it does not answer.
+    """Streams of a server; entry N of each has the id N-0, and its field n is N. size: of an entry, bytes; sizes: of
+    those of a stream, if it is another. fails: the question, counted from 0, which it does not answer. refused: replies
+    that were too large, by stream.
     """
 
-    def __init__(self, lengths: dict[bytes, int], size: int = 100, fails: int = -1) -> None:
-        self.lengths, self.size, self.fails = lengths, size, fails
+    def __init__(
+        self, lengths: dict[bytes, int], size: int = 100, fails: int = -1, sizes: dict[bytes, int] | None = None
+    ) -> None:
+        self.lengths, self.size, self.fails, self.sizes = lengths, size, fails, sizes or {}
         self.asked = self.sent = 0
+        self.refused = Counter[bytes]()
 
     @property
     def streams(self) -> list[Stream]:
@@ -284,8 +331,10 @@ class Entries:
         else:
             first = max(1, sum(entry_id(start.encode())))  # after N-0 is N-1
             numbers = list(range(first, length + 1))[:most]
-        self.sent += min(self.size * len(numbers), 8 << 20)
-        if self.size * len(numbers) > 8 << 20:
+        size = self.sizes.get(name, self.size)
+        self.sent += min(size * len(numbers), 8 << 20)
+        if size * len(numbers) > 8 << 20:
+            self.refused[name] += 1
             raise ReplyTooLarge("refused an answer of more than 8 MiB")
         return [[[b"%d-0" % n, [b"n", b"%d" % n]] for n in numbers]]
 
@@ -334,3 +383,38 @@ def test_large_entries_are_read_one_by_one_or_skipped_once(size: int, read: bool
     sent = server.sent
     counted(tail, server, 30)
     assert server.sent == sent
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "read", "refused"),
+    [(1_500_000, 10, True, 12), (5_000_000, 1, True, 0), (5_000_000, 2, True, 5), (9_000_000, 1, False, 101)],
+)
+def test_large_entries_beside_other_streams_are_read_or_skipped(size: int, each: int, read: bool, refused: int) -> None:
+    """Each poll finds so many large entries, and 3 small ones of each of two other streams."""
+    tail, polls, new = Tail(EntryField.parse("n"), None), 100, {b"a": each, b"b": 3, b"c": 3}
+    server = Entries({}, sizes={b"a": size})
+    found = np.zeros(3, int)
+    for poll in range(polls + 5):
+        server.lengths = {name: n * min(polls, 1 + poll) for name, n in new.items()}
+        found += counted(tail, server, 1)
+    large, small = polls * new[b"a"], polls * (new[b"b"] + new[b"c"])
+    assert found.tolist() == ([large + small, 0, 0] if read else [small, 0, large])
+    assert server.refused.keys() <= {b"a"} and server.refused[b"a"] <= refused
+
+
+def test_the_first_poll_counts_what_a_reply_has_no_room_for() -> None:
+    tail, server = Tail(EntryField.parse("n"), None), Entries({b"a": 2 * FIRST, b"b": 2 * FIRST}, sizes={b"a": 100_000})
+    messages, duplicates, unread = counted(tail, server, 10)
+    assert (messages + unread, duplicates) == (2 * FIRST, 0) and 0 < unread < FIRST
+    assert server.refused == {b"a": 2}
+
+
+def test_an_interval_is_since_the_last_rows() -> None:
+    """A poll that fails in between has none: its messages are in the rows of the next one."""
+    tail, server = Tail(EntryField.parse("n"), None), Entries({b"a": 5, b"b": 5}, fails=3)
+    tail.read(server.streams, server, 10 * 10**9)
+    server.lengths = {b"a": 10, b"b": 10}
+    with pytest.raises(RedisDown):
+        tail.read(server.streams, server, 11 * 10**9)
+    rows = tail.read(server.streams, server, 12 * 10**9)
+    assert [(row["messages"], row["interval_ns"]) for row in rows] == [(5, 2 * 10**9)] * 2

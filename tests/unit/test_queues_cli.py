@@ -152,6 +152,25 @@ def test_servers_of_a_cluster_that_are_polled_seldom_have_their_queues(tmp_path:
     assert {row["queue"]: row["status"] for row in rows(tmp_path)} == {"q1": "ok", "q2": "ok", "deleted": "unknown"}
 
 
+@pytest.mark.parametrize("case", ["a leader for two polls", "the agent was off"])
+def test_the_interval_of_a_cluster_is_that_of_most_of_its_polls(tmp_path: Path, case: str) -> None:
+    """Two servers every 30 s, half of it apart: one queue is in the polls of the second one only, of 15 s ago; one was
+    deleted 90 s ago.
+    """
+    end, its = boot_now(), {"system": "nats", "cluster": "C1"}
+    peers = [peer_bytes(f"10.0.0.{server}", 4222) for server in (1, 2, 3)]
+    batches = [lag(end - i * 30 * S, 1, "q1", **its, peer=peers[0]) for i in range(9)]
+    batches += [lag(end - i * 30 * S - 15 * S, 1, "q2", **its, peer=peers[1]) for i in range(9)]
+    batches += [lag(end - i * 30 * S, 1, "deleted", **its, peer=peers[0]) for i in range(3, 9)]
+    if case == "a leader for two polls":
+        batches += [lag(end - 100 * S - i * S, 1, "q1", **its, peer=peers[2]) for i in range(2)]
+    else:
+        batches += [lag(end - 900 * S + at * S, 1, f"q{1 + at}", **its, peer=peers[at]) for at in range(2)]
+    write(tmp_path, *sorted(batches, key=lambda batch: int(batch.rows["t_ns"][0])))
+    found = {row["queue"]: row["status"] for row in rows(tmp_path, "--since", "1h")}
+    assert found == {"q1": "ok", "q2": "ok", "deleted": "unknown"}
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_one_line_each_that_fits(store: Path, columns: int) -> None:
     shown = on_terminal("queues", "--store", store, columns=columns, NO_COLOR="1")

@@ -11,8 +11,12 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.resp import RedisUrl
 from agent.queues import timers as polled_timers
+from agent.queues.judged import Judged
 from agent.queues.packing import pack
+from agent.queues.queue import Row
+from agent.queues.redis_server import RedisServer
 from agent.queues.timer_effect import LEAST_NS, MOST_ROWS, TABLE, Timers, effects, plain
 from agent.queues.timers import MAX_TIMERS, QueueTimer, ServerTimers, rows, rule
 from agent.tables import TABLES
@@ -265,6 +269,38 @@ def test_a_jump_is_judged_by_the_last_poll_before_it(timers: Timers) -> None:
 def test_changes_that_move_no_timer(timers: Timers, batch: Batch) -> None:
     timers.see(packed(wall(60)))
     assert moved(timers, batch) == []
+
+
+class Keys(RedisServer):
+    """A server with this role and one lock."""
+
+    def __init__(self, port: int, role: str) -> None:
+        url = RedisUrl.parse(f"redis://127.0.0.1:{port}/0")
+        super().__init__(f"redis {url.database}", url, 0.5)
+        self.its_role = role
+
+    def _poll(self, now_ns: int) -> list[Row]:
+        self._due = [wall(60)]
+        return [{"server_role": self.its_role, "status": "ok"}]
+
+    def _interrupted(self) -> list[Row]:
+        return []
+
+
+def test_a_key_of_a_primary_and_its_replica_counts_once_also_after_a_fail_over(timers: Timers) -> None:
+    servers = [Keys(6379, "primary"), Keys(6380, "replica")]
+    polled = [Judged("redis", one, lambda: T0 - S, named="shop", shared=True) for one in servers]
+
+    def effect() -> list[tuple[str, int]]:
+        for one in polled:
+            one.poll()
+            timers.see(np.frombuffer(pack(one.timers(), TABLE.name), TABLE.dtype).copy())
+        return [(row["cluster"], row["timers"]) for row in moved(timers, change())]
+
+    assert effect() == [("shop 127.0.0.1:6379", 1)]
+    servers[0].its_role, servers[1].its_role = "replica", "primary"
+    polled = [Judged("redis", one, lambda: T0 - S // 2, named="shop", shared=True) for one in servers]
+    assert effect() == [("shop 127.0.0.1:6380", 1)]
 
 
 def test_a_clock_that_is_stepped_without_end_makes_no_rows_without_end(timers: Timers) -> None:

@@ -22,7 +22,7 @@ from agent.columns import fitted
 from agent.common.address import addr_text, with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.lookup import look_up
+from agent.common.lookup import look_up, wait_for_some
 from agent.common.settings import flag, one_of, private_text, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
@@ -49,6 +49,7 @@ BOUNDS = (
     UpperBound("queues", "partitions of Kafka's groups", MAX_ROWS, "not watched", "`queue_lag.reason`"),
 )
 _TIMEOUT_S = 0.8  # of the first question of a poll
+_MORE_NAMES_S = 0.1  # for the other bootstrap names, once one is resolved
 _RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka refuses
 _LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
 _FOR_EVER_MS = 100 * 365 * 86_400_000  # a retention.ms such as the largest number means no limit
@@ -290,11 +291,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         closed meanwhile. So it gets addresses; with TLS names, which it compares with certificates, but only those that
         were resolved. Raises KafkaDown if none was.
         """
-        until_s = time.monotonic() + self._timeout_s
         asked = [(*one, look_up(*one)) for one in self._brokers]
+        wait_for_some([one for *_, one in asked], time.monotonic() + self._timeout_s, _MORE_NAMES_S)
         found: list[str] = []
         for host, port, one in asked:
-            one.wait(until_s)
             if self._server.tls:
                 found += [with_port(host, port)] if one.found else []
             else:

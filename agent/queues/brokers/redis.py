@@ -34,6 +34,7 @@ from agent.queues.redis_pending import SAMPLE, SAMPLES, PendingEntries
 from agent.queues.redis_places import ClusterStreams, SentinelStreams
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_removed import RemovedEntries
+from agent.queues.redis_reply_size import ReplySize
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan
@@ -52,7 +53,11 @@ _RULES_CHARACTERS = 80
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 TOO_LARGE = "its first and its last entry are too large to be read"
+NOT_READ = "not read in this poll: entries of other streams are too large"
 _UNREADABLE_NS = 60_000_000_000  # such a stream is not read again for so long
+#: Replies of a poll that may be too large, each of up to 8 MiB: 6 find one such stream among MAX_STREAMS. And how many
+#: of those that were unreadable are tried again in a poll.
+_REFUSED, _AGAIN = 8, 2
 
 
 @dataclass
@@ -135,7 +140,7 @@ class RedisStreams(RedisServer):
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
         self._now_ns = self._turn = 0
-        self._heads, self._streams_at_once, self._sample = _MAX_HEADS, MAX_STREAMS, SAMPLE
+        self._heads, self._reply_size, self._sample = _MAX_HEADS, ReplySize(MAX_STREAMS), SAMPLE
         self._unreadable: dict[bytes, int] = {}  # streams whose entries are too large -> until when
 
     def choose(self, named: list[bytes], expiring: Collection[str]) -> None:
@@ -274,26 +279,41 @@ class RedisStreams(RedisServer):
 
     def _about(self, streams: list[bytes]) -> list[Reply]:
         """``XINFO STREAM`` and ``GROUPS`` of each. The former has two entries with their content: fewer streams are
-        queried at a time if these are large. Those of which one reply is too large have an error.
+        queried at a time if these are large. Those of which one reply is too large have an error, as have the others
+        if too many were; the next poll reads them.
         """
-        now_ns, found = self._now_ns, dict[bytes, list[Reply]]()
-        self._unreadable = {name: until_ns for name, until_ns in self._unreadable.items() if until_ns > now_ns}
-        readable = [name for name in streams if name not in self._unreadable]
-        while len(found) < len(readable):
-            some = readable[len(found) : len(found) + self._streams_at_once]
-            try:
-                replies = self.pipeline([("XINFO", sub, name) for name in some for sub in ("STREAM", "GROUPS")])
-            except ReplyTooLarge:
-                if len(some) == 1:
-                    readable.remove(some[0])
-                    self._unreadable[some[0]] = now_ns + _UNREADABLE_NS
-                self._streams_at_once = max(1, len(some) // 4)
+        now_ns, found, refused = self._now_ns, dict[bytes, list[Reply]](), 0
+        self._unreadable = {name: self._unreadable[name] for name in streams if name in self._unreadable}
+        waiting = [name for name in streams if name not in self._unreadable]
+        while waiting and refused < _REFUSED:
+            some = waiting[: self._reply_size.number]
+            read = self._xinfo(some)
+            found |= read
+            if read:
+                self._reply_size.received()
             else:
-                found |= {name: replies[2 * at : 2 * at + 2] for at, name in enumerate(some)}
-        if any(until_ns == now_ns + _UNREADABLE_NS for until_ns in self._unreadable.values()):
-            self._streams_at_once = MAX_STREAMS  # the others may be small
-        refusal = hiredis.ReplyError(TOO_LARGE)
-        return [reply for name in streams for reply in found.get(name, [refusal, refusal])]
+                refused += 1
+                if len(some) > 1:
+                    self._reply_size.refused(len(some))
+                    continue
+                self._reply_size.refused_single()
+                self._unreadable[some[0]] = now_ns + _UNREADABLE_NS
+            waiting = waiting[len(some) :]
+        for name in [name for name, until_ns in self._unreadable.items() if until_ns <= now_ns][:_AGAIN]:
+            found |= self._xinfo([name])
+            self._unreadable[name] = now_ns + _UNREADABLE_NS
+        self._unreadable = {name: until_ns for name, until_ns in self._unreadable.items() if name not in found}
+        refusals = {name: hiredis.ReplyError(NOT_READ) for name in waiting}
+        too_large = hiredis.ReplyError(TOO_LARGE)
+        return [reply for name in streams for reply in found.get(name) or [refusals.get(name, too_large)] * 2]
+
+    def _xinfo(self, streams: list[bytes]) -> dict[bytes, list[Reply]]:
+        """The replies by stream; empty if they are too large together."""
+        try:
+            replies = self.pipeline([("XINFO", sub, name) for name in streams for sub in ("STREAM", "GROUPS")])
+        except ReplyTooLarge:
+            return {}
+        return {name: replies[2 * at : 2 * at + 2] for at, name in enumerate(streams)}
 
     def _lost(self, group: _Group, key: Key, why: str) -> None:
         """A known group that this poll did not find. why: the server's error about its stream."""
