@@ -183,9 +183,9 @@ class Tail:
             else:
                 size.refused(min(most, left))
             return None, True
-        if (size := self._sizes.get(stream)) is not None:
-            size.received()
-            if size.is_whole:
+        if stream in self._sizes:
+            self._sizes[stream].received()
+            if self._sizes[stream].is_whole:
                 del self._sizes[stream]
         return (None if isinstance(reply, hiredis.ReplyError) else reply), False
 
