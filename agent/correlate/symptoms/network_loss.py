@@ -25,7 +25,7 @@ _UNITS = {"wait_ns": "ns", "lost_share": "ratio"}
 
 
 @dataclass(frozen=True)
-class Loss:
+class PeerLoss:
     """first: the first bad second; worst: of the bad ones, in the metric's unit."""
 
     metric: str
@@ -61,7 +61,7 @@ def judge(watch: PeerWatch, second: Second) -> None:
         episode.facts["here"] = float(series.last("here", one, at)[0])
 
 
-def by_wait(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
+def by_wait(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, PeerLoss]:
     if not len(slots):
         return {}
     series = watch.series
@@ -74,12 +74,12 @@ def by_wait(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
     bad = ((again > 0) | (series.recent("dark", slots, at, _WITHIN_S) > 0)) & longer
     lasting = bad[:, -1] & (bad.sum(axis=1) >= _TIMES) & (before.high == 0) & no_slower(watch, slots, at)
     return {
-        int(slots[i]): Loss("wait_ns", _first(bad[i], at), float(waits[i][bad[i]].max()), float(usual.median[i]))
+        int(slots[i]): PeerLoss("wait_ns", _first(bad[i], at), float(waits[i][bad[i]].max()), float(usual.median[i]))
         for i in np.flatnonzero(lasting)
     }
 
 
-def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
+def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, PeerLoss]:
     """Whether the receiver had a segment already may be known a second later, so sums count."""
     if not len(slots):
         return {}
@@ -90,7 +90,7 @@ def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, Loss]:
     before = watch.series.baseline("again", slots, at, _WITHIN_S)
     lasting = many & (bad.sum(axis=1) >= _OFTEN) & (before.median == 0) & no_slower(watch, slots, at)
     return {
-        int(slots[i]): Loss("lost_share", _first(bad[i], at), min(1.0, float(share[i])), 0.0)
+        int(slots[i]): PeerLoss("lost_share", _first(bad[i], at), min(1.0, float(share[i])), 0.0)
         for i in np.flatnonzero(lasting)
     }
 
