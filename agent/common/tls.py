@@ -40,7 +40,7 @@ def unverified(why: str = "", authority: str = "ca_file", address: str = "url") 
     authority, address = f"set `{authority}` to its authority", f"`{address}` to a name in it"
     if not why:
         return f"certificate verify failed: {authority}, {address}"
-    if "expired" in why or "not yet valid" in why:
+    if _is_untimely(why):
         return f"certificate verify failed: {why}"
     # The cause comes last: a reason that is too long is cut at its end.
     wrong_name = "mismatch" in why or "does not match" in why
@@ -48,11 +48,15 @@ def unverified(why: str = "", authority: str = "ca_file", address: str = "url") 
 
 
 def unverified_by_us(error: Exception) -> bool:
-    """Whether this client refused the server's certificate: its other clients may accept it. An expired one they refuse
-    too.
+    """Whether this client refused the server's certificate, which other clients may accept. They refuse one that has
+    expired, or is not yet valid.
     """
     why = str(getattr(error, "verify_message", ""))
-    return bool(why) and "expired" not in why
+    return bool(why) and not _is_untimely(why)
+
+
+def _is_untimely(why: str) -> bool:
+    return "expired" in why or "not yet valid" in why
 
 
 def error_text(error: OSError) -> str:

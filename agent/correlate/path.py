@@ -83,7 +83,7 @@ def path(
     if len(clean):
         ordinary = float(np.median(before)) if len(before) else usual
         typical = float(np.median(clean))
-        slow = typical if high is None else high
+        slow = typical if high is None else float(np.quantile(clean, _MOSTLY, method="lower"))
         if ordinary is not None and typical > 2 * ordinary and slow - ordinary >= enough:
             connect = item(
                 "tcp_connect",

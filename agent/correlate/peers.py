@@ -43,6 +43,9 @@ BOUNDS = (
         "`status`, `probe_status` row `correlator`, a note of `findings`",
     ),
 )
+#: In so many seconds losses are judged.
+WITHIN_S = 5
+_LATE_S = 10  # sums that are missing for so long are not late: the probe is off
 #: A regular peer is seen in this share of so many seconds; after so many tries regularity does not matter.
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: Columns that symptoms of peers read.
@@ -74,7 +77,8 @@ class PeerWatch(EndWatch):
         self._unanswered: dict[
             tuple[int, bytes], tuple[int, int, int]
         ] = {}  # (time of the first unanswered segment, time of the last try, number of tries)
-        self._summed = False  # whether sums of system calls arrived
+        self._summed = -_LATE_S  # the last second of which sums of system calls arrived
+        self._resent = -WITHIN_S  # the last second with a retransmission
         # The longest waits of each process for each peer. Some clients of a peer wait for it all the time (consumers to
         # which it pushes messages), others hardly ever (producers).
         self._pairs = Series(("wait_ns",), _PAIRS)
@@ -85,7 +89,8 @@ class PeerWatch(EndWatch):
 
     def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self._pairs.begin(second)
-        self._summed |= len(rows["syscall_latency"]) > 0
+        if len(rows["syscall_latency"]):
+            self._summed = second
         answered = self._count_answers(second, rows, rows["tcp_rtt"])
         return np.concatenate([answered, self._silent(second, rows, rows["tcp_rtt"])])
 
@@ -110,7 +115,12 @@ class PeerWatch(EndWatch):
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = ContactedEnds(mine, chosen, first, group)
-        again, sent, lost = _resent(rows["tcp_retransmit"], mine, served, at)
+        if len(rows["tcp_retransmit"]):
+            self._resent = second
+        nothing = np.zeros(at.n)
+        again, sent, lost = nothing, nothing, nothing
+        if second - self._resent < WITHIN_S:
+            again, sent, lost = _resent(rows["tcp_retransmit"], mine, served, at)
         waits = _for_peers(rows["syscall_latency"])
         usual = (again == 0) & ~np.isin(slots, self._active_slots)
         values = {
@@ -168,7 +178,7 @@ class PeerWatch(EndWatch):
             overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
             if key in answered or second * SECOND > overdue_ns:
                 del self._unanswered[key]
-        late = self._summed and not len(rows["syscall_latency"])  # the agent itself: some process always calls
+        late = 0 < second - self._summed < _LATE_S  # the agent itself: some process always calls
         if not self._unanswered or late:
             return np.empty(0, np.int64)
         keys = list(self._unanswered)
@@ -237,9 +247,6 @@ def _resent(
     resent: np.ndarray, mine: np.ndarray, served: np.ndarray, at: ContactedEnds
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(again, sent, lost) of each subject."""
-    if not len(resent):
-        nothing = np.zeros(at.n)
-        return nothing, nothing, nothing
     there = pick(served, _to_clients(served, mine))
     subject_of, ends, sums = at.of(mine), own_ends(there), []
     for column in ("segments", "doubled"):

@@ -20,7 +20,7 @@ _PLACES = IDS // _WAYS
 _WHO_BITS = 12
 #: Consumers of which it is known that they had a message first.
 MOST_CONSUMERS = (1 << _WHO_BITS) - 1
-#: Sequences (of a queue, producer and consumer) whose highest number is known.
+#: Sequences (of a queue, partition, producer and consumer) whose highest number is known.
 MOST_SEQUENCES = 4096
 #: A number up to 1, after numbers from here on, begins anew: the producer was restarted.
 _RESTARTED = 16

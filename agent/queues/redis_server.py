@@ -39,7 +39,7 @@ class RedisServer(TimedQueue, OrderedQueue):
                 raise RedisDown(self._refusal, failure="login")
             rows = self._poll(started_ns)
             self.role = next((row["server_role"] for row in rows if row.get("server_role")), None)
-            if self.role == "replica" and self._due is not None:
+            if self.role in ("replica", "cut off") and self._due is not None:
                 self._due = []  # they are its primary's, which may be polled, too: each counts once
         except RedisDown as error:
             if error.refused_login:

@@ -17,7 +17,7 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
-from agent.common.tls import unverified
+from agent.common.tls import unverified, unverified_by_us
 from agent.errors import AgentError
 from agent.queues import addresses
 from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
@@ -283,6 +283,17 @@ def test_a_certificate_of_another_authority_names_the_setting(kind: str, strange
 )
 def test_a_refused_certificate_has_a_remedy(why: str, words: str) -> None:
     assert unverified(why) == f"certificate verify failed: {words}"
+
+
+@pytest.mark.parametrize(
+    ("why", "ours"),
+    [("self-signed certificate", True), ("certificate has expired", False), ("certificate is not yet valid", False)],
+)
+def test_a_certificate_that_all_clients_refuse_is_an_outage(why: str, ours: bool) -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_message = why
+    assert unverified_by_us(error) == ours
+    assert not unverified_by_us(ConnectionResetError())
 
 
 def test_a_name_that_is_resolved_later_is_found_and_each_of_its_addresses_is_tried(

@@ -222,6 +222,15 @@ def test_a_share_stays_one_when_a_client_waits_too() -> None:
     assert str(found["sentence"]).startswith("Up to 10 % of the TCP segments to 10.0.0.2:443 were lost"), found
 
 
+def test_a_peer_elsewhere_that_falls_silent_has_lost_segments_to_it_only() -> None:
+    host = Host()
+    asked(host, SECONDS[(SECONDS < 36) | (SECONDS > 47)], 300, 6, segments=40)
+    asked(host, SECONDS, 200, 5, to=peer("10.0.0.3", 443))
+    sent_again(host, np.concatenate([np.repeat(SECONDS[BAD] - 0.5, 4), 36 + np.array([0.2, 0.6, 1.4, 3.0, 6.2])]))
+    (found,) = latest(run(host, UNTIL))
+    assert "of the TCP segments to 10.0.0.2:443 were lost" in str(found["sentence"])
+
+
 def test_the_peers_own_retransmissions_are_its_loss() -> None:
     host = pooled(0, 10)
     served(host, SECONDS, FAR)
@@ -230,7 +239,7 @@ def test_the_peers_own_retransmissions_are_its_loss() -> None:
     sent_again(host, np.repeat(SECONDS[BAD] - 0.5, 4), FAR, to=peer("10.0.0.1", 41000), **its)
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_loss"
-    assert "because 24 TCP segments to 10.0.0.2:443 had to be" in str(found["sentence"])
+    assert "because 24 TCP segments between 10.0.0.2:443 and its clients had to be" in str(found["sentence"])
 
 
 def test_the_share_of_retransmitted_segments_is_that_of_both_ends_and_in_the_sentence() -> None:
@@ -352,7 +361,7 @@ def test_delays_that_vary_are_no_loss() -> None:
     (found,) = latest(run(jittery(2), UNTIL))
     assert (found["symptom"], found["cause"]) == ("network_rtt", "network_rtt")
     ruled_out = {entry["cause"]: entry["words"] for entry in found["ruled_out"]}  # type: ignore[attr-defined]
-    assert "but it already had most of them" in ruled_out["network_loss"]
+    assert "but the receiver already had most of them" in ruled_out["network_loss"]
 
 
 def test_what_was_sent_again_for_nothing_is_no_loss_where_the_round_trips_are_well() -> None:

@@ -321,9 +321,11 @@ def test_a_queue_that_has_lost_its_consumers_is_no_delay_queue(
     (timer,) = node.node._due(queue, management)
     assert timer.kind == ("eta" if delayed else "ttl")
     node.node._unanswered = 1 << 20
-    node.node._down("refused")  # what is known of it outlasts the node
-    row = node.second_of(5, consumers=0, a=(5, 0, 0, 0))
-    assert (row["lag_messages"], row.get("delayed")) == (waits, delayed)
+    node.node._down("refused")  # what is known of it outlasts the node, which may list it late
+    for listed in (node.node._queues, {}):
+        node.node._queues = listed
+        row = node.second_of(5, consumers=0, a=(5, 0, 0, 0))
+        assert (row["lag_messages"], row.get("delayed")) == (waits, delayed)
 
 
 class PerObject(Canned):

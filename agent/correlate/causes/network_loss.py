@@ -100,13 +100,16 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, which slows all of its programs")
     elif link.spurious:
         words = render(
-            "{n} to it had to be retransmitted, but it already had most of them", n=value(link.again, "TCP segment")
+            "{n} between it and its clients had to be retransmitted, but the receiver already had most of them",
+            n=value(link.again, "TCP segment"),
         )
         yield Verdict(CAUSE.name, 0.0, "", words, (link.entry,))
     elif episode.symptom == "network_loss" or link.again:
         dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
         lost = value(max(link.again, 1), "TCP segment")
-        words = render("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=link.name, dark=dark)
+        words = render(
+            "{lost} between {name} and its clients had to be retransmitted{dark}", lost=lost, name=link.name, dark=dark
+        )
         yield Verdict(
             CAUSE.name,
             (0.45 if link.path.slower and not dark else 0.8) * (0.7 if link.cpu_saturated else 1.0),

@@ -8,13 +8,13 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.peers import RATIO, READS, RESENT_NS, PeerWatch
+from agent.correlate.peers import RATIO, READS, RESENT_NS, WITHIN_S, PeerWatch
 from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
-_WITHIN_S, _TIMES = 5, 2
+_TIMES = 2
 #: Lost segments that need no wait to be seen: how many in a second, in so many of the last seconds; their share, and
 #: how many, in all of these. A connection that sends in bulk through a full queue loses 1 % or less.
 _FEW, _OFTEN, _SHARE, _MANY = 2, 4, 0.05, 10
@@ -56,22 +56,20 @@ def judge(watch: PeerWatch, second: Second) -> None:
             watch.extend(episode, at, loss.worst if episode.metric == loss.metric else 0.0)
         one = np.array([slot])
         episode.count += int(series.last("again", one, at)[0])
-        silent = np.count_nonzero(series.recent("dark", one, at, _WITHIN_S) > 0)
+        silent = np.count_nonzero(series.recent("dark", one, at, WITHIN_S) > 0)
         episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(silent))
-        episode.facts["here"] = float(series.last("here", one, at)[0])
+        episode.facts["here"] = max(episode.facts.get("here", 0.0), float(series.last("here", one, at)[0] > 0))
 
 
 def by_wait(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, PeerLoss]:
     if not len(slots):
         return {}
     series = watch.series
-    again, waits, late = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns", "late_ns"))
-    before, usual, seldom = (
-        series.baseline(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns", "late_ns")
-    )
+    again, waits, late = (series.recent(metric, slots, at, WITHIN_S) for metric in ("again", "wait_ns", "late_ns"))
+    before, usual, seldom = (series.baseline(metric, slots, at, WITHIN_S) for metric in ("again", "wait_ns", "late_ns"))
     longer = waits > np.maximum(RESENT_NS, RATIO * usual.high)[:, None]
     longer |= (late > 0) & (seldom.high == 0)[:, None]
-    bad = ((again > 0) | (series.recent("dark", slots, at, _WITHIN_S) > 0)) & longer
+    bad = ((again > 0) | (series.recent("dark", slots, at, WITHIN_S) > 0)) & longer
     lasting = bad[:, -1] & (bad.sum(axis=1) >= _TIMES) & (before.high == 0) & no_slower(watch, slots, at)
     return {
         int(slots[i]): PeerLoss("wait_ns", _first(bad[i], at), float(waits[i][bad[i]].max()), float(usual.median[i]))
@@ -83,11 +81,11 @@ def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, PeerLoss
     """Whether the receiver had a segment already may be known a second later, so sums count."""
     if not len(slots):
         return {}
-    lost, sent = (watch.series.recent(metric, slots, at, _WITHIN_S) for metric in ("lost", "sent"))
+    lost, sent = (watch.series.recent(metric, slots, at, WITHIN_S) for metric in ("lost", "sent"))
     bad = lost >= _FEW
     share = np.nansum(lost, axis=1) / np.maximum(np.nansum(sent, axis=1), 1)
     many = (share >= _SHARE) & (np.nansum(lost, axis=1) >= _MANY) & (np.nansum(sent, axis=1) > 0)
-    before = watch.series.baseline("again", slots, at, _WITHIN_S)
+    before = watch.series.baseline("again", slots, at, WITHIN_S)
     lasting = many & (bad.sum(axis=1) >= _OFTEN) & (before.median == 0) & no_slower(watch, slots, at)
     return {
         int(slots[i]): PeerLoss("lost_share", _first(bad[i], at), min(1.0, float(share[i])), 0.0)
@@ -97,14 +95,14 @@ def by_share(watch: PeerWatch, at: int, slots: np.ndarray) -> dict[int, PeerLoss
 
 def no_slower(watch: PeerWatch, slots: np.ndarray, at: int) -> np.ndarray:
     """Whether round trips are no slower than usual, which is known."""
-    usual = watch.series.baseline("floor_us", slots, at, _WITHIN_S)
-    floor = watch.series.recent("floor_us", slots, at, _WITHIN_S)
+    usual = watch.series.baseline("floor_us", slots, at, WITHIN_S)
+    floor = watch.series.recent("floor_us", slots, at, WITHIN_S)
     floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
     return np.asarray((usual.seen >= watch.config.warm_s) & (quantile(floor, 0.5) <= RATIO * usual.median + _SLOWER_US))
 
 
 def _first(bad: np.ndarray, at: int) -> int:
-    return at - _WITHIN_S + 1 + int(np.argmax(bad))
+    return at - WITHIN_S + 1 + int(np.argmax(bad))
 
 
 def clause(episode: Episode) -> Words:

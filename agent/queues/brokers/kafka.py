@@ -224,6 +224,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._brokers = [(one.rpartition(":")[0].strip("[]"), int(one.rpartition(":")[2])) for one in brokers]
         self._first = self._brokers[0]
         self._bootstrap = ""  # as of the last connection
+        self._more_names_s = _MORE_NAMES_S  # all of the time after a poll that failed
         self._connection: KafkaConnection | None = None
         self._cluster = ""
         self._not_before_ns, self._refusal = 0, KafkaDown("", "other")
@@ -259,13 +260,14 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 self._connection = KafkaConnection(self._librdkafka(), self._timeout_s)
             rows = self._poll(self._connection, now_ns)
             self._connection.well()
+            self._more_names_s = _MORE_NAMES_S
             if self._doubtful:
                 self.close()
         except KafkaDown as error:
             refused = error.failure == "login" or (self._connection is None and error.failure == "other")
             if now_ns >= self._not_before_ns and refused:
                 self._refusal, self._not_before_ns = error, now_ns + _RETRY_NS
-            self._listed = None
+            self._listed, self._more_names_s = None, self._timeout_s
             self.close()
             rows = self._down(error)
         return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
@@ -292,7 +294,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         were resolved. Raises KafkaDown if none was.
         """
         asked = [(*one, look_up(*one)) for one in self._brokers]
-        wait_for_some([one for *_, one in asked], time.monotonic() + self._timeout_s, _MORE_NAMES_S)
+        wait_for_some([one for *_, one in asked], time.monotonic() + self._timeout_s, self._more_names_s)
         found: list[str] = []
         for host, port, one in asked:
             if self._server.tls:

@@ -390,6 +390,7 @@ class RabbitQueues(TimedQueue):
         )
         self._queues: dict[Name, _Queue] = {}
         self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
+        self._consumed = set[Name]()  # queues that have had a consumer, also if the node does not list them now
         self._vanished: dict[Name, int] = {}  # queues that the node no longer lists, and since when
         self._clustered = False
         self._counters = _Counters()
@@ -578,11 +579,17 @@ class RabbitQueues(TimedQueue):
         }
         missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
-        self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
+        consumed = self._consumed.union(*(other._consumed for other in others))
+        self._queues = {
+            name: self._queues.get(name) or _Queue(*name, consumed=name in consumed) for name in listed[:MAX_QUEUES]
+        }
         for name, queue in self._queues.items():
             gauges = parsed.gauges[name]
             queue.stream = name in parsed.streams or gauges.get(_WORK) == 0
             queue.update(gauges, self._totals(name, others), now_ns, off_ns)
+        self._consumed |= {name for name, queue in self._queues.items() if queue.consumed}
+        if len(self._consumed) > 2 * MAX_QUEUES:
+            self._consumed &= missing.keys()
         self._see_closed(parsed.closed, now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
@@ -626,7 +633,8 @@ class RabbitQueues(TimedQueue):
     def _missing(self) -> list[tuple[bytes, str]]:
         """The queues that the URL names and neither the node nor another watched one of its cluster lists."""
         known = {text_of(name) for node in (self, *self._others()) for name in node._queues}
-        known |= {name for name in self._server.url.queues if (shown(name.encode()),) in self._gone}
+        gone = [node._gone for node in (self, *self._others())]
+        known |= {name for name in self._server.url.queues if any((shown(name.encode()),) in one for one in gone)}
         return [
             (name.encode(), "the node has no statistics of such a queue")
             for name in self._server.url.queues
@@ -641,6 +649,7 @@ class RabbitQueues(TimedQueue):
             if now_ns - since_ns > STATISTICS_NS:
                 del self._vanished[name]
                 if not self._elsewhere(name, now_ns):
+                    self._consumed.discard(name)
                     self._gone.add(_key(name), "the queue was deleted", since_ns)
         listed = [_key(name) for name in self._queues]
         for key in listed:
