@@ -13,6 +13,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.correlate import limiter_keys
 from agent.correlate.correlator import Correlator
+from agent.limiters.decision import hashed
 from agent.redis_wire import counters
 from agent.tables import TABLES
 from tests.kernel.test_redis_wire import Rig
@@ -64,7 +65,7 @@ def test_a_lost_expiry_is_found_and_healthy_keys_are_not(
     aged = rows[rows["unexpired_ns"] > NULL_I64]
     assert [(one["cause"], one["state"]) for one in found] == [("expiry_lost", "open")]
     (key,) = {one.decode() for one in aged["key"]}
-    assert key.endswith(_LOSES)
+    assert key == hashed(f"rl:{_LOSES}".encode()).decode()
     assert len(set(rows["key"])) == len(_KEYS)
     assert f"key {key} of limiter" in str(found[0]["subject"]) and aged["unexpired_ns"].max() > 5 * _WINDOW_S * 10**9
     refused = TABLES["limiter_decision"].code("result", "refused")

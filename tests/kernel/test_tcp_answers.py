@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
@@ -73,12 +73,14 @@ def among(ports: Collection[int]) -> Callable[[np.ndarray], np.ndarray]:
 
 def test_first_bytes(attach: Attach) -> None:
     attached, ports = attach("tcp"), {}
-    for answer in ANSWERS:
-        with server(answer) as port, socket.create_connection(("127.0.0.1", port)) as client:
+    with ExitStack() as servers:  # all at once: a port has one answer
+        for answer in ANSWERS:
+            port = servers.enter_context(server(answer))
             ports[port] = answer
-            for _ in range(5):
-                client.sendall(b"anything")
-                assert client.recv(4096) == answer
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                for _ in range(5):
+                    client.sendall(b"anything")
+                    assert client.recv(4096) == answer
     known = {port for port, answer in ports.items() if ANSWERS[answer]}
     rows = attached.wait("service_answer", among(ports), lambda rows: set(rows["dport"]) >= known)
     assert set(rows["pid"]) == {os.getpid()}
