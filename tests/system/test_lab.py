@@ -46,7 +46,10 @@ def left_behind() -> dict[str, list[str]]:
         "cgroups": [str(p) for root in roots() for p in root.glob(f"{ledger.PREFIX}*")],
         "loop devices": [line for line in loops if ledger.PREFIX in line],
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if ledger.PREFIX in line],
-        "processes": [f"{pid} {comm}" for pid, comm in names.items() if comm.startswith("lab-")],
+        # in a container, the first process may not wait for those that ended
+        "processes": [
+            f"{pid} {comm}" for pid, comm in names.items() if comm.startswith("lab-") and _state(pid) not in ("Z", "")
+        ],
     }
 
 
