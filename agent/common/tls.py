@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
+#: After a handshake of TLS 1.3, a server without the client's certificate ends the connection.
+ENDED = "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
 _PLACE = re.compile(r" \(_ssl\.c:\d+\)$")
 
 
@@ -65,7 +67,7 @@ def error_text(error: OSError) -> str:
         return unverified(str(why))
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
     if "(EOF)" in text or "EOF occurred" in text:
-        return "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
+        return ENDED
     if "ALERT_CERTIFICATE_REQUIRED" in text or "ALERT_BAD_CERTIFICATE" in text:
         return "the server refused the TLS connection: it may require a client certificate, or another one"
     return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

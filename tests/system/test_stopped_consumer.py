@@ -190,7 +190,9 @@ def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agen
         os.kill(case.consumer, case.sent)
         (finding, *_) = agent.until(lambda: [row for row in lags() if row["culprit_pid"] == case.consumer])
         assert name in finding["subject"], finding
-        assert finding["cause"] == case.cause, finding
+        # a killed one may be gone before its connections are known as its own
+        causes = {case.cause, "consumer_stopped"} if case.sent == signal.SIGKILL else {case.cause}
+        assert finding["cause"] in causes, finding
         if case.beside:
             others = {cause["cause"]: cause["words"] for cause in finding["causes"]}
             assert case.beside[1] in others[case.beside[0]]
