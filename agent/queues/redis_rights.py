@@ -82,9 +82,7 @@ def missing_rule(command: Command, reply: Reply) -> str:
     if not isinstance(reply, hiredis.ReplyError) or not str(reply).startswith("NOPERM"):
         return ""
     its = rules(command)
-    if "channels" in str(reply) and len(command) > 1:
-        return f"&{_text(command[1])}"
-    return its[-1] if len(its) > 1 and " key" in str(reply) else its[0]
+    return its[-1] if len(its) > 1 and any(word in str(reply) for word in (" key", " channel")) else its[0]
 
 
 def rules(command: Command) -> list[str]:
