@@ -128,6 +128,16 @@ def test_a_sleep_before_each_answer(seen: dict[str, object], cause: str) -> None
     assert ("slept in clock_nanosleep 100 times for up to 930 ms each" in str(one["sentence"])) == (cause == "asleep")
 
 
+@pytest.mark.parametrize(("ms", "cause"), [(74.4, "asleep"), (120, "asleep"), (40, "unknown"), (150, "unknown")])
+def test_a_median_is_known_to_a_power_of_two(ms: float, cause: str) -> None:
+    host = Host()
+    answers(host, 0, 30)
+    answers(host, 30, 38, n=14, max_ns=180 * MS, p50_ns=95 * MS, p90_ns=95 * MS)
+    sleeps(host, tid=NULL_I64, syscall=b"clock_nanosleep", count=100, max_ns=int(ms * MS))
+    answers(host, 38, UNTIL, n=14)
+    assert only(host)["cause"] == cause
+
+
 def test_answers_that_waited_for_its_recovery_had_no_sleep() -> None:
     """Clients that each wait for their answer ask little meanwhile, and much when it is over."""
     host = Host()

@@ -41,8 +41,9 @@ _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "p
 #: the wake-up, or else.
 _MOST, _LEAST_NS, _LONGER_NS = 0.7, 50_000_000, 400_000_000
 _AT_ONCE_NS = 50_000_000
-#: Sleeps that are as long as an answer takes, relative to it; and for how many of the answers there is one.
-_AS_LONG, _EACH = (0.8, 1.02), 0.5
+#: Sleeps that are as long as an answer takes, relative to it; how far off a percentile may be, which is the middle of a
+#: histogram's bucket from one power of two to the next; and for how many of the answers there is one.
+_AS_LONG, _BUCKET, _EACH = (0.8, 1.02), 2**0.5, 0.5
 #: A thread that many requests need may have slept for another reason.
 _SURE = 0.45
 
@@ -100,7 +101,8 @@ def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
     """
     rows = view.own(profiled(episode, view, "off_cpu"), episode)
     rows = rows[~known(rows["tid"]) & np.isin(rows["syscall"], [call.encode() for call in _REQUESTED])]
-    least, most = (episode.value * share for share in _AS_LONG)
+    off = _BUCKET if episode.metric in ("med_ns", "high_ns") else 1.0
+    least, most = episode.value * _AS_LONG[0] / off, episode.value * _AS_LONG[1] * off
     rows = rows[(rows["max_ns"] >= max(least, _LEAST_NS)) & (rows["max_ns"] <= most)]
     if not len(rows) or episode.metric in symptom_of(episode).alone:
         return

@@ -107,7 +107,7 @@ KINDS = (
         "a server takes long for each connection, and its accept queue fills",
         Size("work_s", 0.07, 0.6),
         ("web",),
-        (Right("accept_overflow", culprit=True), Right("accept_overflow")),
+        (Right("accept_overflow", culprit=True), Right("accept_overflow"), Right("asleep", culprit=True)),
         setting_fault("work_s", lambda f, _: f.size),
         (4.0, 8.0),
         settle_s=2.0,
