@@ -183,6 +183,18 @@ def test_an_offset_stands_still_after_some_commit_intervals() -> None:
     assert all(stands_still(Commits(), [(7, 3)] * 3, consumed=False))
 
 
+def test_a_standstill_is_no_commit_interval() -> None:
+    """A group that recovers for one commit and hangs again is found as soon as the first time, or within minutes."""
+    regular = [(i // 5, 3) for i in range(30)]
+    hangs = [*regular, *[(6, 9)] * 600, *[(7, 9)] * 200]
+    assert stands_still(Commits(), hangs)[630:].index(True) <= 3 * 60
+    commits = Commits()
+    for second in range(930):  # for ten minutes it has no consumer
+        offset = second // 5 if second < 300 else 60 if second < 900 else 61
+        position = commits.position(offset, 3, not 300 <= second < 895, second * SECOND)
+    assert position == 61
+
+
 def test_a_group_that_was_restarted_is_not_stalled() -> None:
     """It commits every 5 s, as by default, and has no member for a while."""
     commits, progress, found = Commits(), Progress(), []
