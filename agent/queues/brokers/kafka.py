@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from random import sample
@@ -57,7 +57,7 @@ _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PORT = 9092
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
-_NO_GROUP = "no such group: start its consumers, or correct `groups` of the setting kafka"
+_NO_GROUP = "no such consumer group: start its consumers, or correct `groups`; share groups are not watched"
 _NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
 _WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
 
@@ -321,6 +321,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             group.update(None if name in failed else described[name])
             if _is_gone(described[name]):
                 group.state = "dead"
+            elif group.state == "dead" and committed[name] and not isinstance(committed[name], Failure):
+                group.state = "unknown"  # librdkafka has the offsets of Streams groups (KIP-1071), but no description
         self._groups = groups
         wanted = self._wanted(committed)
         offsets = self._offsets(connection, wanted, committed)
@@ -364,7 +366,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             self._listed = connection.groups() if self._listed is None else self._listed
             # A group that is not listed may be that of a broker that does not answer.
             known = {name for name, group in self._groups.items() if group.state != "dead"}
-            names = sorted(name for name in {*self._listed, *known} if name and is_chosen(name, patterns))
+            chosen = {name for name in {*self._listed, *known} if name and is_chosen(name, patterns)}
+            # A named group that is not listed may not exist, or be a Streams group, which librdkafka leaves out.
+            names = sorted(chosen.union(name for name in patterns if not is_pattern(name)))
         self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
         return names[:MAX_GROUPS]
 
@@ -448,7 +452,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
 
     def _read(
         self,
-        wanted: Iterable[tuple[str, Key]],
+        wanted: Sequence[tuple[str, Key]],
         committed: Mapping[str, Any],
         offsets: Mapping[Key, _Offsets | Failure],
         now_ns: int,
@@ -457,7 +461,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         known, self._first_records = self._first_records, {}
         timing = now_ns - self._timed_ns > _TIMES_NS
         missing: dict[Key, int] = {}
-        for name, key in wanted:
+        for name, key in sample(wanted, len(wanted)):  # what is left out, and the other groups, come another time
             at, offset = offsets[key], committed[name].get(key)
             if isinstance(at, Failure) or offset is None or offset >= at.end:
                 continue
@@ -475,8 +479,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._timed_ns = now_ns if timing else self._timed_ns
         if self._reader is None:
             self._reader = RecordReader(self._librdkafka())
-        turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
-        found = self._reader.read(dict(turn), _READING_S)
+        found = self._reader.read(missing, _READING_S)
         if not found:
             self._no_reading_ns = boot_ns() + _RETRY_NS
         for name, key in wanted:
@@ -530,6 +533,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 "acked": offset,
                 "acked_exact": True,
                 "position": position,
+                "waits_for": self._transaction(key, offset, found),
                 "kept_s": None if isnan(kept_s) else kept_s,
             }
         for name, group in self._groups.items():
@@ -596,6 +600,17 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if known.compacted:
             return "upper bound: the topic is compacted"
         return "upper bound: counts markers of transactions" if self._transactions else ""
+
+    def _transaction(self, key: Key, committed: int | None, at: _Offsets) -> str:
+        """The open transaction at which a consumer with ``isolation.level=read_committed`` has to wait; empty if there
+        is none, or a record before it. The level of a group is not known.
+        """
+        if committed is None or at.stable is None or at.stable >= at.end:
+            return ""
+        first = self._first_records.get((key, committed))
+        if first is not None and not first.basis:
+            committed = first.offset  # only markers of transactions are before it
+        return f"open transaction at offset {at.stable}: read_committed waits" if committed >= at.stable else ""
 
     def _age(
         self, key: Key, committed: int | None, lag: int | None, now_ns: int
@@ -771,10 +786,12 @@ def _failed(name: str, failure: Failure, what: str) -> dict[str, object]:
     if failure.kind in ("no_answer", "login"):
         return {"status": "down", "failure": failure.kind, "reason": f"{name}: {failure.reason}"}
     if failure.kind == "denied":
-        return {"reason": f"not allowed: the agent's user needs the right Describe on the {what}"}
-    if failure.kind == "gone" and what == "group":
-        return {"status": "unknown", "reason": _NO_GROUP}
-    return {"reason": "the topic or partition is deleted" if failure.kind == "gone" else failure.reason}
+        reason = f"not allowed: the agent's user needs the right Describe on the {what}"
+    elif failure.kind == "gone":
+        reason = _NO_GROUP if what == "group" else "the topic or partition is deleted"
+    else:
+        reason = failure.reason
+    return {"status": "unknown", "reason": reason}
 
 
 BROKER = Broker(
