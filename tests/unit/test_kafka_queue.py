@@ -328,7 +328,7 @@ def test_a_record_without_a_timestamp_has_no_age_of_its_own() -> None:
         cluster._ends[key] = EndOffsets()
         cluster._ends[key].add(SECOND, 5)
         cluster._first_records[key, 3] = found[key]
-        assert cluster._age(key, 3, 2, 9 * SECOND)[3] == "age: the record has no time"
+        assert cluster._age(key, 3, 2, at, 9 * SECOND)[3] == "age: the record has no time"
         least = cluster._least_age(key, 3, at, 9 * SECOND)
         assert least is not None and least.least == 8
 
@@ -410,7 +410,47 @@ def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -
 def test_a_group_that_is_named_beside_patterns_is_asked_for() -> None:
     cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("absent", "a*", "b[0-9]"), records=False))
     connection: Any = SimpleNamespace(groups=lambda: ["a1", "b1", "c"])
-    assert cluster._names(connection) == ["a1", "absent", "b1"]
+    assert cluster._names(connection) == ["absent", "a1", "b1"]
+
+
+class Lonely(Cluster):
+    """Only its group g has offsets."""
+
+    def committed(self, groups: Any) -> dict[str, Any]:
+        return {name: offsets if name == "g" else {} for name, offsets in super().committed(groups).items()}
+
+
+def test_a_group_without_offsets_is_reported_also_where_not_all_partitions_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka, "MAX_ROWS", 1)
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("empty", "g"), records=False))
+    connection: Any = Lonely()
+    rows: Any = cluster._poll(connection, boot_ns())
+    assert [row.get("consumer_group") for row in rows] == [b"g", b"empty", None]
+    assert rows[1]["reason"].startswith("no committed offsets")
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "of_s"),
+    [
+        (0, None, 15.5),  # as of the committed offset
+        (15, None, 25.5),  # retention deleted the records before this one
+        (0, FirstRecord(25, None, "create"), 35.5),  # compaction did
+    ],
+)
+def test_the_age_is_that_of_the_first_record_that_is_still_there(
+    start: int, first: FirstRecord | None, of_s: float
+) -> None:
+    cluster, key = KafkaCluster(KafkaServer(servers="127.0.0.1:9092")), ("t", 0)
+    history = cluster._ends[key] = EndOffsets()
+    for second in range(10, 41):  # a record a second
+        history.add(second * SECOND, second - 10)
+    if first is not None:
+        cluster._first_records[key, 5] = first
+    age_s, error_s, basis, _ = cluster._age(key, 5, 9, kafka._Offsets(30, start, 30), 50 * SECOND)
+    assert (age_s, basis) == (pytest.approx(50 - of_s), "history")
+    assert error_s < 1
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("denied", "not allowed"), ("other", "is not a consumer group")])
