@@ -25,10 +25,16 @@ class Commits:
         """
         if offset != self._offset:
             if self._offset >= 0:
-                self._intervals_ns = [*self._intervals_ns, now_ns - self._since_ns][-_REMEMBERED:]
+                took_ns = now_ns - self._since_ns
+                if self._intervals_ns:  # a standstill is no usual interval
+                    took_ns = min(took_ns, max(self._patience_ns, _PATIENCE_NS))
+                self._intervals_ns = [*self._intervals_ns, took_ns][-_REMEMBERED:]
             self._offset, self._since_ns = offset, now_ns
-        elif lag == 0:
-            self._since_ns = now_ns  # nothing to commit
-        patience_ns = _INTERVALS * max(self._intervals_ns) if self._intervals_ns else _PATIENCE_NS
+        elif lag == 0 or not consumed:
+            self._since_ns = now_ns  # nothing to commit, or nobody who does
         quiet_ns = now_ns - self._since_ns
-        return offset if not consumed or quiet_ns >= patience_ns - WINDOW_NS else None
+        return offset if not consumed or quiet_ns >= self._patience_ns - WINDOW_NS else None
+
+    @property
+    def _patience_ns(self) -> int:
+        return _INTERVALS * max(self._intervals_ns) if self._intervals_ns else _PATIENCE_NS

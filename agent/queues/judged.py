@@ -20,7 +20,10 @@ _CLUSTER_BYTES = TABLES["queue_lag"].by_name["cluster"].width
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
 UNANSWERED = 3
 #: Members of a row that are no columns.
-_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room", "repeated")
+_MEMBERS = (
+    *("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room", "repeated"),
+    "waits_for",
+)
 
 
 class Judged:
@@ -31,10 +34,11 @@ class Judged:
     that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
     read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
     ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``held``, true if pending
-    messages stay pending when their consumers end; ``room``, a limit that is not
-    the server's memory: (bytes used, of how many, what happens then); ``repeated``, true for figures of an earlier
-    poll: the state and the rates stay as they were. With ``lag_bytes`` and without ``lag_messages`` it is a log that
-    has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
+    messages stay pending when their consumers end; ``room``, a limit that is not the server's memory: (bytes used, of
+    how many, what happens then); ``repeated``, true for figures of an earlier poll: the state and the rates stay as
+    they were; ``waits_for``, an addition to ``reason`` while the group is stalled: what it waits for, if not for its
+    consumers. With ``lag_bytes`` and without ``lag_messages`` it is a log that has no messages: ``added`` and ``acked``
+    are then bytes, and no rates of messages.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing. named: the cluster's name in the settings, which stands for any other. shared: other servers have that
@@ -83,7 +87,7 @@ class Judged:
         row["cluster"] = _shortened(row["cluster"])
         members = {name: row.pop(name, None) for name in _MEMBERS}
         room, acked_exact, held = members.pop("room"), members.pop("acked_exact"), bool(members.pop("held"))
-        repeated = members.pop("repeated")
+        repeated, waits_for = members.pop("repeated"), members.pop("waits_for")
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         if row.get("failure") == "no_answer" and key in before and self._unanswered <= UNANSWERED:
@@ -114,6 +118,8 @@ class Judged:
         reason = judged.reason
         if judged.status == "unknown" and row.get("inexact_reason"):
             reason = row["inexact_reason"]
+        if judged.status == "stalled" and waits_for:
+            reason = f"{reason}; {waits_for}"
         return {
             "in_per_s": progress.per_second("added") if in_bytes is None else None,
             "out_per_s": progress.per_second("acked") if in_bytes is None else None,

@@ -139,7 +139,9 @@ class KafkaConnection:
         return str(found.cluster_id or "")
 
     def groups(self) -> list[str]:
-        """Names of all groups that we may see; those of brokers that do not answer are missing. Raises KafkaDown."""
+        """Names of all consumer groups that we may see; those of brokers that do not answer are missing. librdkafka
+        leaves out share groups and Streams groups. Raises KafkaDown.
+        """
         listed = self._alone(self._admin.list_consumer_groups(request_timeout=self._timeout_s))
         if listed.errors and not listed.valid:
             raise self.down(Failure(_KIND.get(listed.errors[0].name(), "other"), _text(listed.errors[0])))
@@ -208,7 +210,7 @@ class KafkaConnection:
         return _answers(asked, self._until_s())
 
     def configs(self, topics: Iterable[str]) -> dict[str, dict[str, str] | Failure]:
-        """The settings of topics, by their names in Kafka."""
+        """The settings of topics, by their names in Kafka, without those whose value the broker keeps to itself."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
         wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
@@ -218,7 +220,7 @@ class KafkaConnection:
         return {
             resource.name: found
             if isinstance(found, Failure)
-            else {name: str(entry.value) for name, entry in found.items()}
+            else {name: str(entry.value) for name, entry in found.items() if entry.value is not None}
             for resource, found in _answers(asked, self._until_s()).items()
         }
 

@@ -338,7 +338,7 @@ def test_a_group_with_consumers(
     produce(kafka, topic, 17, 0)
     queue = opened(group)
     (row,) = until_rows(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
-    assert (row["reason"].partition(b":")[0], row["status"]) == (b"no such group", b"unknown")
+    assert (row["reason"].partition(b":")[0], row["status"]) == (b"no such consumer group", b"unknown")
     first = consume(topic, group, protocol)
     rows = until_rows(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
     assert set(rows["group_state"]) == {b"stable"}
@@ -451,6 +451,53 @@ def test_what_no_consumer_will_get_is_reported(kafka: Kafka, opened: Callable[..
         commit(kafka, "payers", "paid", offset)
         (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0])
         assert row["exact"] == 1
+
+
+def test_a_group_that_waits_at_an_open_transaction_is_not_only_stalled(
+    kafka: Kafka, opened: Callable[..., Queue], consume: Callable[..., Any]
+) -> None:
+    """librdkafka's consumers read committed records only, if they are not told otherwise."""
+    from confluent_kafka import Producer
+
+    create(kafka, "held")
+    consume("held", "waits")
+    queue = opened("waits")
+    for _ in range(5):  # so that its commit interval is known
+        produce(kafka, "held", 7)
+        until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+    producer = Producer(
+        {"bootstrap.servers": kafka.address, "transactional.id": "open", "transaction.timeout.ms": 900_000}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce("held", b"x", partition=0)
+    producer.flush(20)
+    produce(kafka, "held", 11)
+    (row,) = until_rows(queue, lambda rows: rows["status"].tolist() == [b"stalled"], each_s=0.5)
+    assert b"12 undelivered" in row["reason"]
+    assert row["reason"].endswith(b"; open transaction at offset 35: read_committed waits")
+    producer.commit_transaction(20)
+    (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+    assert row["status"] == b"ok"
+
+
+def test_a_share_group_has_no_lag_and_is_not_listed(
+    request: pytest.FixtureRequest, kafka: Kafka, opened: Callable[..., Queue]
+) -> None:
+    if OLDER in request.node.name:
+        pytest.skip("Kafka has share groups since 4.2")
+    confluent_kafka = pytest.importorskip("confluent_kafka", "2.15")
+    create(kafka, "shared")
+    sharer = confluent_kafka.ShareConsumer({"bootstrap.servers": kafka.address, "group.id": "sharers"})
+    sharer.subscribe(["shared"])
+    until(lambda: len(sharer.poll(1)), turn=lambda: produce(kafka, "shared", 3))  # it begins with new records
+    row = one(opened("sharers"))
+    assert (row["consumer_group"], row["status"], row["lag_messages"]) == (b"sharers", b"unknown", -(2**63))
+    assert row["reason"].startswith(b"no such consumer group") and row["reason"].endswith(
+        b"share groups are not watched"
+    )
+    assert one(opened("sharer*"))["consumer_group"] == b""
+    sharer.close()
 
 
 def test_topics_and_groups_that_are_gone_are_a_state_of_their_own(kafka: Kafka, opened: Callable[..., Queue]) -> None:
@@ -607,7 +654,7 @@ def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -
 
 def test_tls_with_the_right_certificate(kafka: Kafka) -> None:
     queue = login(kafka, tls=True, ca=str(kafka.ca), groups=["nobody"])
-    until_rows(queue, lambda rows: rows["reason"][0].startswith(b"no such group"))
+    until_rows(queue, lambda rows: rows["reason"][0].startswith(b"no such consumer group"))
     queue.close()
 
 

@@ -24,6 +24,7 @@ from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
+from agent.queues.judged import Judged
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, of_connection
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
@@ -183,6 +184,18 @@ def test_an_offset_stands_still_after_some_commit_intervals() -> None:
     assert all(stands_still(Commits(), [(7, 3)] * 3, consumed=False))
 
 
+def test_a_standstill_is_no_commit_interval() -> None:
+    """A group that recovers for one commit and hangs again is found as soon as the first time, or within minutes."""
+    regular = [(i // 5, 3) for i in range(30)]
+    hangs = [*regular, *[(6, 9)] * 600, *[(7, 9)] * 200]
+    assert stands_still(Commits(), hangs)[630:].index(True) <= 3 * 60
+    commits = Commits()
+    for second in range(930):  # for ten minutes it has no consumer
+        offset = second // 5 if second < 300 else 60 if second < 900 else 61
+        position = commits.position(offset, 3, not 300 <= second < 895, second * SECOND)
+    assert position == 61
+
+
 def test_a_group_that_was_restarted_is_not_stalled() -> None:
     """It commits every 5 s, as by default, and has no member for a while."""
     commits, progress, found = Commits(), Progress(), []
@@ -315,7 +328,7 @@ def test_a_record_without_a_timestamp_has_no_age_of_its_own() -> None:
         cluster._ends[key] = EndOffsets()
         cluster._ends[key].add(SECOND, 5)
         cluster._first_records[key, 3] = found[key]
-        assert cluster._age(key, 3, 2, 9 * SECOND)[3] == "age: the record has no time"
+        assert cluster._age(key, 3, 2, at, 9 * SECOND)[3] == "age: the record has no time"
         least = cluster._least_age(key, 3, at, 9 * SECOND)
         assert least is not None and least.least == 8
 
@@ -362,7 +375,7 @@ def test_a_partition_whose_leader_is_being_elected_has_no_answer() -> None:
     assert connection.offsets({("t", 0): None}, "latest") == {("t", 0): Failure("no_answer", "No leaders found")}
 
 
-NO_GROUP = "no such group: start its consumers"
+NO_GROUP = "no such consumer group: start its consumers"
 
 
 @pytest.mark.parametrize(
@@ -381,6 +394,150 @@ def test_a_group_of_the_setting_that_does_not_exist_is_unknown(
     (row,) = cluster._poll(connection, boot_ns())
     assert (row["consumer_group"], row["status"]) == (b"g", status)
     assert str(row["reason"]).startswith(reason)
+
+
+def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -> None:
+    """Kafka says of it that it is dead, as of each group that is no consumer group, but has its offsets."""
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g", "a*"), records=False))
+    connection: Any = Cluster(described("DEAD", simple=True))
+    connection.groups = list  # it is not listed
+    for _ in range(2):
+        row, _ = cluster._poll(connection, boot_ns())
+        assert (row["consumer_group"], row["lag_messages"]) == (b"g", 2)
+        assert (row["group_state"], row["consumers"]) == ("unknown", None)
+
+
+def test_a_group_that_is_named_beside_patterns_is_asked_for() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("absent", "a*", "b[0-9]"), records=False))
+    connection: Any = SimpleNamespace(groups=lambda: ["a1", "b1", "c"])
+    assert cluster._names(connection) == ["absent", "a1", "b1"]
+
+
+class Lonely(Cluster):
+    """Only its group g has offsets."""
+
+    def committed(self, groups: Any) -> dict[str, Any]:
+        return {name: offsets if name == "g" else {} for name, offsets in super().committed(groups).items()}
+
+
+def test_a_group_without_offsets_is_reported_also_where_not_all_partitions_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka, "MAX_ROWS", 1)
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("empty", "g"), records=False))
+    connection: Any = Lonely()
+    rows: Any = cluster._poll(connection, boot_ns())
+    assert [row.get("consumer_group") for row in rows] == [b"g", b"empty", None]
+    assert rows[1]["reason"].startswith("no committed offsets")
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "of_s"),
+    [
+        (0, None, 15.5),  # as of the committed offset
+        (15, None, 25.5),  # retention deleted the records before this one
+        (0, FirstRecord(25, None, "create"), 35.5),  # compaction did
+    ],
+)
+def test_the_age_is_that_of_the_first_record_that_is_still_there(
+    start: int, first: FirstRecord | None, of_s: float
+) -> None:
+    cluster, key = KafkaCluster(KafkaServer(servers="127.0.0.1:9092")), ("t", 0)
+    history = cluster._ends[key] = EndOffsets()
+    for second in range(10, 41):  # a record a second
+        history.add(second * SECOND, second - 10)
+    if first is not None:
+        cluster._first_records[key, 5] = first
+    age_s, error_s, basis, _ = cluster._age(key, 5, 9, kafka._Offsets(30, start, 30), 50 * SECOND)
+    assert (age_s, basis) == (pytest.approx(50 - of_s), "history")
+    assert error_s < 1
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("denied", "not allowed"), ("other", "is not a consumer group")])
+def test_a_group_that_cannot_be_asked_for_is_unknown(kind: str, reason: str) -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Cluster(Failure(kind, "GroupId g is not a consumer group (connect)."), {})
+    (row,) = cluster._poll(connection, boot_ns())
+    assert row["status"] == "unknown" and reason in str(row["reason"])
+
+
+@pytest.mark.parametrize(
+    ("committed", "first", "stable", "waits"),
+    [
+        (3, None, 3, True),
+        (2, FirstRecord(3), 3, True),  # a marker of the transaction before it
+        (2, FirstRecord(2, 1, "create", 1), 3, False),
+        (2, None, 3, False),
+        (3, None, 5, False),  # no open transaction
+        (3, None, None, False),
+        (None, None, 0, False),
+    ],
+)
+def test_a_group_waits_where_an_open_transaction_is_the_next_to_read(
+    committed: int | None, first: FirstRecord | None, stable: int | None, waits: bool
+) -> None:
+    cluster, key = KafkaCluster(KafkaServer(servers="127.0.0.1:9092")), ("t", 0)
+    if first is not None and committed is not None:
+        cluster._first_records[key, committed] = first
+    words = f"open transaction at offset {stable}: read_committed waits" if waits else ""
+    assert cluster._transaction(key, committed, kafka._Offsets(5, 0, stable)) == words
+
+
+class Open(Cluster):
+    """A transaction is open at the committed offset, and more is written behind it."""
+
+    def __init__(self) -> None:
+        super().__init__(described("STABLE", ("a", [0])), {("t", 0): 3})
+        self.end = 5
+
+    def offsets(self, keys: Any, spec: str, committed: bool = False) -> dict[Key, Any]:
+        return dict.fromkeys(keys, 0 if spec == "earliest" else 3 if committed else self.end)
+
+    def well(self) -> None: ...
+
+
+def test_the_reason_of_a_group_that_waits_names_the_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [SECOND]
+    monkeypatch.setattr(kafka, "boot_ns", lambda: now[0])
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Open()
+    cluster._connection = connection
+    queue = Judged("kafka", cluster, lambda: now[0])
+    reasons = []
+    for _ in range(70):
+        row: Any = queue.poll()[0]
+        now[0], connection.end = now[0] + SECOND, connection.end + 1
+        reasons.append((row["status"], row["reason"].partition("; ")[2]))
+    assert reasons[0] == ("ok", "")
+    assert reasons[-1] == ("stalled", "open transaction at offset 3: read_committed waits")
+
+
+def test_each_group_of_a_partition_has_its_first_record_read() -> None:
+    """Also while one of them waits at an open transaction, and so is asked for at each poll."""
+    cluster, key, asked = KafkaCluster(KafkaServer(servers="127.0.0.1:9092")), ("t", 0), set[int]()
+
+    def read(offsets: Any, _: float) -> Any:
+        asked.update(offsets.values())
+        return {key: FirstRecord(7) for key, offset in offsets.items() if offset == 7}
+
+    reader: Any = SimpleNamespace(read=read)
+    cluster._reader = reader
+    cluster._ends[key] = EndOffsets()
+    committed, wanted = {"a": {key: 3}, "b": {key: 7}}, [("a", key), ("b", key)]
+    for _ in range(64):
+        cluster._no_reading_ns = 0
+        cluster._read(wanted, committed, {key: kafka._Offsets(9, 0, 7)}, SECOND)
+    assert asked == {3, 7}
+
+
+def test_a_setting_that_a_broker_keeps_to_itself_is_not_known() -> None:
+    from confluent_kafka.admin import ConfigEntry
+
+    answer: Future[Any] = Future()
+    answer.set_result({name: ConfigEntry(name, value) for name, value in (("retention.ms", None), ("a", "b"))})
+    connection = KafkaConnection({"bootstrap.servers": "127.0.0.1:1"}, 1.0)
+    connection._admin = SimpleNamespace(describe_configs=lambda wanted, **_: dict.fromkeys(wanted, answer))
+    assert connection.configs(["t"]) == {"t": {"a": "b"}}
 
 
 def test_a_password_is_read_at_a_login_only(tmp_path: Path) -> None:

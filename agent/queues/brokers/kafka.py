@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from random import sample
@@ -57,7 +57,7 @@ _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PORT = 9092
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
-_NO_GROUP = "no such group: start its consumers, or correct `groups` of the setting kafka"
+_NO_GROUP = "no such consumer group: start its consumers, or correct `groups`; share groups are not watched"
 _NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
 _WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
 
@@ -321,6 +321,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             group.update(None if name in failed else described[name])
             if _is_gone(described[name]):
                 group.state = "dead"
+            elif group.state == "dead" and committed[name] and not isinstance(committed[name], Failure):
+                group.state = "unknown"  # librdkafka has the offsets of Streams groups (KIP-1071), but no description
         self._groups = groups
         wanted = self._wanted(committed)
         offsets = self._offsets(connection, wanted, committed)
@@ -357,14 +359,14 @@ class KafkaCluster(TimedQueue, OrderedQueue):
 
     def _names(self, connection: KafkaConnection) -> list[str]:
         """Names of the groups to watch, as of the end of the last poll."""
-        patterns = self._server.groups
-        if not self._lists:
-            names = sorted(set(patterns))
-        else:
+        # A named group that is not listed may not exist, or be a Streams group, which librdkafka leaves out.
+        names = sorted({name for name in self._server.groups if not is_pattern(name)})
+        if self._lists:
             self._listed = connection.groups() if self._listed is None else self._listed
             # A group that is not listed may be that of a broker that does not answer.
             known = {name for name, group in self._groups.items() if group.state != "dead"}
-            names = sorted(name for name in {*self._listed, *known} if name and is_chosen(name, patterns))
+            others = {*self._listed, *known}.difference(names)
+            names += sorted(name for name in others if name and is_chosen(name, self._server.groups))
         self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
         return names[:MAX_GROUPS]
 
@@ -373,11 +375,14 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         wanted: list[tuple[str, Key]] = []
         for name, found in committed.items():
             if not isinstance(found, Failure):
-                keys = {*found, *self._groups[name].holders}
-                wanted += ((name, key) for key in sorted(keys) if is_chosen(key[0], self._server.topics))
+                wanted += ((name, key) for key in self._keys(name, found))
         if len(wanted) > MAX_ROWS:
             self._left_out.append(_more("partitions", MAX_ROWS))
         return wanted[:MAX_ROWS]
+
+    def _keys(self, name: str, committed: Iterable[Key]) -> list[Key]:
+        keys = {*committed, *self._groups[name].holders}
+        return sorted(key for key in keys if is_chosen(key[0], self._server.topics))
 
     def _refresh(self, connection: KafkaConnection, keys: Iterable[Key], now_ns: int) -> None:
         """Leaders and settings of the topics."""
@@ -448,7 +453,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
 
     def _read(
         self,
-        wanted: Iterable[tuple[str, Key]],
+        wanted: Sequence[tuple[str, Key]],
         committed: Mapping[str, Any],
         offsets: Mapping[Key, _Offsets | Failure],
         now_ns: int,
@@ -457,7 +462,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         known, self._first_records = self._first_records, {}
         timing = now_ns - self._timed_ns > _TIMES_NS
         missing: dict[Key, int] = {}
-        for name, key in wanted:
+        for name, key in sample(wanted, len(wanted)):  # what is left out, and the other groups, come another time
             at, offset = offsets[key], committed[name].get(key)
             if isinstance(at, Failure) or offset is None or offset >= at.end:
                 continue
@@ -466,7 +471,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 self._first_records[key, offset] = first
             elif (
                 (timing and not isnan(self._kept_s(key)))
-                or self._ends[key].age(offset, now_ns) is None
+                or self._ends[key].age(max(offset, at.start or 0), now_ns) is None
                 or self._doubt(key[0], offset, at)
             ):
                 missing[key] = max(offset, at.start or 0)
@@ -475,8 +480,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._timed_ns = now_ns if timing else self._timed_ns
         if self._reader is None:
             self._reader = RecordReader(self._librdkafka())
-        turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
-        found = self._reader.read(dict(turn), _READING_S)
+        found = self._reader.read(missing, _READING_S)
         if not found:
             self._no_reading_ns = boot_ns() + _RETRY_NS
         for name, key in wanted:
@@ -503,7 +507,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                     yield {**row, **_failed(self.name, found, "topic")}
                 continue
             lag, exact, why = self._lag(key, offset, found)
-            age_s, error_s, basis, unknown = self._age(key, offset, lag, now_ns)
+            age_s, error_s, basis, unknown = self._age(key, offset, lag, found, now_ns)
             least = self._least_age(key, offset, found, now_ns) if lag and isnan(age_s) else None
             if least is not None:
                 unknown = f"age: {least.text()}"
@@ -530,6 +534,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 "acked": offset,
                 "acked_exact": True,
                 "position": position,
+                "waits_for": self._transaction(key, offset, found),
                 "kept_s": None if isnan(kept_s) else kept_s,
             }
         for name, group in self._groups.items():
@@ -579,7 +584,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if first is not None and first.offset >= at.end:
             deleted = at.start is not None and at.start > committed
             return 0, not deleted, why if deleted else ""  # no record is there, only markers of transactions
-        return at.end - max(committed, at.start or 0, first.offset if first is not None else 0), not why, why
+        return at.end - self._oldest(key, committed, at), not why, why
+
+    def _oldest(self, key: Key, committed: int, at: _Offsets) -> int:
+        """The offset of the first unread record that is still there, as far as known."""
+        first = self._first_records.get((key, committed))
+        return max(committed, at.start or 0, first.offset if first is not None else 0)
 
     def _doubt(self, topic: str, committed: int, at: _Offsets) -> str:
         """Why the offsets between these two are not just the messages that wait; empty if they are."""
@@ -597,15 +607,26 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             return "upper bound: the topic is compacted"
         return "upper bound: counts markers of transactions" if self._transactions else ""
 
+    def _transaction(self, key: Key, committed: int | None, at: _Offsets) -> str:
+        """The open transaction at which a consumer with ``isolation.level=read_committed`` has to wait; empty if there
+        is none, or a record before it. The level of a group is not known.
+        """
+        if committed is None or at.stable is None or at.stable >= at.end:
+            return ""
+        first = self._first_records.get((key, committed))
+        if first is not None and not first.basis:
+            committed = first.offset  # only markers of transactions are before it
+        return f"open transaction at offset {at.stable}: read_committed waits" if committed >= at.stable else ""
+
     def _age(
-        self, key: Key, committed: int | None, lag: int | None, now_ns: int
+        self, key: Key, committed: int | None, lag: int | None, at: _Offsets, now_ns: int
     ) -> tuple[float, float, str | None, str]:
         """(seconds, largest error, whose clock, why unknown); NaN if unknown."""
         if lag == 0:
             return 0.0, 0.0, None, ""
         if committed is None or lag is None:
             return nan, nan, None, ""
-        if (age := self._ends[key].age(committed, now_ns)) is not None:
+        if (age := self._ends[key].age(self._oldest(key, committed, at), now_ns)) is not None:
             return age.age_s, age.error_s, "history", ""
         first = self._first_records.get((key, committed))
         if first is None or not first.basis:
@@ -652,7 +673,6 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         gone: Container[object],
     ) -> Iterator[Row]:
         """Groups without a partition: they have no commits, or their coordinator did not answer."""
-        have = {name for name, _ in self._known}
         for name in names:
             group, found = self._groups[name], committed[name]
             row = {**_named(group), "peer": self._addresses.peer(*self._first)}
@@ -665,7 +685,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 yield from ({**row, **_named(group, key), **failed} for key in keys)
                 if not keys:
                     yield {**row, **failed}
-            elif name not in have and not self._left_out and row["consumer_group"] not in gone:
+            elif not self._keys(name, found) and row["consumer_group"] not in gone:
                 where = " in the topics of the setting" if self._server.topics else ""
                 if group.state == "dead":
                     yield {**row, "status": "unknown", "reason": _NO_GROUP}
@@ -771,10 +791,12 @@ def _failed(name: str, failure: Failure, what: str) -> dict[str, object]:
     if failure.kind in ("no_answer", "login"):
         return {"status": "down", "failure": failure.kind, "reason": f"{name}: {failure.reason}"}
     if failure.kind == "denied":
-        return {"reason": f"not allowed: the agent's user needs the right Describe on the {what}"}
-    if failure.kind == "gone" and what == "group":
-        return {"status": "unknown", "reason": _NO_GROUP}
-    return {"reason": "the topic or partition is deleted" if failure.kind == "gone" else failure.reason}
+        reason = f"not allowed: the agent's user needs the right Describe on the {what}"
+    elif failure.kind == "gone":
+        reason = _NO_GROUP if what == "group" else "the topic or partition is deleted"
+    else:
+        reason = failure.reason
+    return {"status": "unknown", "reason": reason}
 
 
 BROKER = Broker(
