@@ -30,7 +30,7 @@ from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
-from agent.queues.age_bounds import AgeBounds
+from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.catalogue import Broker
 from agent.queues.celery_control import ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
@@ -708,7 +708,7 @@ class CeleryQueues(RedisServer):
         return {
             "pending": len(since_s),
             "delayed": len(queue.mine) - len(since_s),
-            "oldest_pending_s": max(0.0, server_s - min(since_s)) if since_s else None,
+            "oldest_pending_s": age_since(min(since_s), server_s) if since_s else None,
             "redelivered": sum(one.redelivered for one in queue.mine.values()),
             "redelivery_s": min(due)[0] + (self._visibility_s or 0.0) - server_s if known else None,
         }
