@@ -187,8 +187,8 @@ def secure(tmp_path: Path) -> Iterator[str]:
     ("options", "status", "words"),
     [
         ("?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={0}/ca.pem", b"ok", b""),
-        ("", b"down", b"verify failed: set `ca_file` to its authority ("),
-        ("?ssl_ca_certs={0}/other.pem", b"down", b"verify failed: set `ca_file` to its authority ("),
+        ("", b"down", b"verify failed: set `ssl_ca_certs=` to its authority ("),
+        ("?ssl_ca_certs={0}/other.pem", b"down", b"verify failed: set `ssl_ca_certs=` to its authority ("),
         ("?ssl_ca_certs={0}/none", b"down", b"ssl_ca_certs"),
     ],
 )
