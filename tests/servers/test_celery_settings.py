@@ -80,6 +80,34 @@ def test_workers_without_remote_control_are_not_counted(redis: Redis, worker: Ca
         assert found["status"] == b"ok"
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "query"),
+    [
+        ({"fanout_prefix": "/mine/{db}."}, {}, "&fanout_prefix=/mine/{db}."),
+        ({"fanout_prefix": False}, {}, "&fanout_prefix=false"),
+        ({"fanout_patterns": False}, {}, ""),
+        ({}, {"control_exchange": "shop"}, "&control_exchange=shop"),
+    ],
+)
+def test_workers_with_another_control_bus(
+    redis: Redis, worker: Callable[..., Worker], options: Any, settings: Any, query: str
+) -> None:
+    its = worker(options=options, settings=settings)
+    with closing(watch(redis.url, f"?workers=true{query}")) as queue:
+        found = row_when(queue, lambda found: found["consumers"] == 1)
+        assert found["workers"] == f"{its.name} {its.process.pid}".encode()
+
+
+def test_workers_that_reply_in_pickle_are_not_read(
+    redis: Redis, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("C_FORCE_ROOT", "1")
+    worker(settings={"task_serializer": "pickle", "accept_content": ["json", "pickle"]})
+    with closing(watch(redis.url, "?workers=true")) as queue:
+        until(lambda: b"1 workers replied in application/x-python-serialize" in reasons(queue))
+        assert row(queue)["consumers"] < 0
+
+
 def test_a_queue_with_messages_and_without_a_binding(redis: Redis) -> None:
     """A producer of the default exchange goes on after the keys were flushed, and declares nothing."""
     app = application(redis.url)

@@ -101,7 +101,8 @@ class CeleryServer:
     """queues: empty: all. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
     not known. prefix: its ``global_keyprefix``. workers: whether to ask the workers (agent/queues/celery_control.py).
     tasks: whether to read the names of tasks. separator, unacked, index, mutex: its ``sep``, ``unacked_key``,
-    ``unacked_index_key``, ``unacked_mutex_key``.
+    ``unacked_index_key``, ``unacked_mutex_key``. control: the control bus, by its ``fanout_prefix`` and
+    ``control_exchange``; {db} is the database.
     """
 
     redis: RedisUrl
@@ -114,12 +115,13 @@ class CeleryServer:
     unacked: bytes = kombu.UNACKED
     index: bytes = kombu.INDEX
     mutex: bytes = kombu.MUTEX
+    control: str = f"{kombu.FANOUT}celery.pidbox"
 
     @classmethod
     def parse(cls, url: str) -> CeleryServer:
         """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds), ``prefix``, ``workers`` and ``tasks``
-        (true or false), ``sep``, ``unacked_key``, ``unacked_index_key``, ``unacked_mutex_key``. Raises AgentError, as
-        that does.
+        (true or false), ``sep``, ``unacked_key``, ``unacked_index_key``, ``unacked_mutex_key``, ``fanout_prefix``,
+        ``control_exchange``. Raises AgentError, as that does.
         """
         _not_amqp(url)
         url = _as_celery_writes(url)
@@ -134,6 +136,9 @@ class CeleryServer:
         prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
         workers, tasks = options.pop("workers", "false"), options.pop("tasks", "true")
         keys = {name: options.pop(option).encode() for option, name in _KEYS.items() if option in options}
+        fanout = options.pop("fanout_prefix", "true")  # kombu's own default
+        fanout = {"true": kombu.FANOUT, "false": ""}.get(fanout.lower(), fanout)
+        control = f"{fanout}{options.pop('control_exchange', 'celery')}.pidbox"
         if not {workers, tasks} <= {"true", "false"}:
             raise _refused("workers and tasks must be true or false")
         if "+cluster" in address.partition(":")[0]:
@@ -150,7 +155,7 @@ class CeleryServer:
             redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
         except AgentError as error:
             raise _refused(error.why) from None
-        return cls(redis, queues, timeout_s, prefix, workers == "true", tasks == "true", **keys)
+        return cls(redis, queues, timeout_s, prefix, workers == "true", tasks == "true", control=control, **keys)
 
 
 def _not_amqp(url: str) -> None:
@@ -333,7 +338,7 @@ class CeleryQueues(RedisServer):
         self._keys = [self._prefix + key for key in (server.unacked, server.index, server.mutex)]
         self._user = url.user or "default"
         self._named = [name.encode() for name in server.queues]
-        self._bus = ControlBus(self._prefix, url.db) if server.workers else None
+        self._bus = ControlBus(self._prefix, server.control.replace("{db}", str(url.db))) if server.workers else None
         self._names_from_ns = 0 if server.tasks else inf
         pattern = b"".join(b"\\%c" % c if c in b"*?[]\\" else b"%c" % c for c in self._prefix + kombu.BINDINGS) + b"*"
         self._scan = None if self._named else Scan([], ("MATCH", pattern), "queues")
@@ -583,12 +588,13 @@ class CeleryQueues(RedisServer):
             if error.failure != "other":
                 raise
         if self._bus.deaf:
-            why = "is worker_enable_remote_control off, or fanout_prefix set?"
-            self._problems.append(f"messages are taken by workers that do not listen to the control bus: {why}")
+            why = "worker_enable_remote_control off? else add ?fanout_prefix= or ?control_exchange="
+            self._problems.append(f"no worker listens to the control bus: {why}")
         if self._bus.problem:
             self._problems.append(f"workers are not known: {self._bus.problem}")
         elif self._bus.missing:
-            self._problems.append(f"{self._bus.missing} workers did not reply to the last question")
+            how = f"replied in {self._bus.foreign} (task_serializer), which is never read" if self._bus.foreign else ""
+            self._problems.append(f"{self._bus.missing} workers {how or 'did not reply to the last question'}")
 
     def _details(self, sizes: dict[Entry, Reply]) -> tuple[Row, float | None, set[Entry], str]:
         """The last round trip: reads unacknowledged messages of these sizes, the server itself, and TIME last. Returns
