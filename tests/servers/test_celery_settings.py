@@ -160,6 +160,16 @@ def test_a_message_of_which_several_queues_got_a_copy_is_counted_for_none(redis:
         )
 
 
+def test_a_time_of_delivery_that_is_none_spoils_no_other(redis: Redis) -> None:
+    bind(redis, "celery", "celery", "", "celery")
+    for tag in "12":
+        hold(redis, tag, "celery", "celery")
+    redis.do("ZADD", "unacked_index", "1e300", "2")
+    with closing(watch(redis.url, "?visibility_timeout=60")) as queue:
+        found = row(queue)
+        assert (state(found), found["inexact_reason"]) == ((0, 1, 0), b"pending: 1 of 2 unacknowledged not read")
+
+
 def test_a_task_that_is_broadcast_to_all_workers_lacks_no_queue(redis: Redis) -> None:
     bind(redis, "celery", "celery", "", "celery")
     bind(redis, "everyone", "", "", "bcast.5ad0")
@@ -243,6 +253,7 @@ def test_a_socket_as_celery_writes_it(url: str, path: str, db: int) -> None:
     ("url", "why"),
     [
         ("sentinel://:pw@a:26379;sentinel://:pw@b:26379", "redis+sentinel://HOST:26379,HOST2:26379/SERVICE/DB"),
+        ("redis://:pw@a:6379/0;redis://:pw@b:6379/0", "list of brokers: name each server by itself"),
         ("rediss://:pw@host/0?ssl_cert_reqs=none", "always verified"),
         ("redis://:pw@host/0?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
     ],

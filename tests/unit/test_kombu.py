@@ -15,7 +15,7 @@ import pytest
 
 from agent.queues import kombu
 from agent.queues.brokers.celery import CeleryQueues, CeleryServer
-from agent.queues.celery_control import PATIENCE_NS, ControlBus
+from agent.queues.celery_control import PATIENCE_NS, CeleryWorker, ControlBus
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.hostile import serving
@@ -185,6 +185,31 @@ def test_the_channel_of_the_control_bus(query: str, channel: bytes) -> None:
     bus = CeleryQueues(CeleryServer.parse(f"redis://h/3?workers=true{query}"))._bus
     assert bus is not None
     assert {command[1] for command in bus.commands(1) if command[0] == "PUBLISH"} == {channel}
+
+
+@pytest.mark.parametrize(
+    ("queues", "eta_s", "limit"),
+    [
+        ({"w1": "ab", "w2": "ab", "w3": "c"}, None, {"prefetch": 7, "beside": 2}),
+        ({"w1": "a", "w2": "a", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
+        ({"w1": "ab", "w2": "a", "w3": "b"}, None, {}),  # which of them holds what is not known
+        ({"w1": "ab", "w2": "ab", "w3": "b"}, None, {}),
+        ({"w1": "ax"}, None, {}),  # a queue that is not watched
+        ({"w1": "ab"}, 9.0, {}),
+        ({"w3": "b"}, None, {}),
+    ],
+)
+def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s: float | None, limit: Any) -> None:
+    source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
+    assert source._bus is not None
+    source._bus.workers = {
+        name: CeleryWorker(name, frozenset(its), prefetch={"w1": 4, "w2": 3}.get(name, 5))
+        for name, its in queues.items()
+    }
+    source._queues = {name: source._new(name) for name in (b"a", b"b", b"c")}
+    source._queues[b"b"].mine = {(b"1", 0.0): kombu.KombuMessage(b"", b"b"), (b"2", 0.0): kombu.KombuMessage(b"", b"b")}
+    source._queues[b"a"].mine = {(b"3", 0.0): kombu.KombuMessage(b"", b"a", eta_s)}
+    assert source._limit(source._queues[b"a"], source._bus.of("a")) == limit
 
 
 class Trap:
