@@ -753,9 +753,7 @@ def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
 
 
 def test_a_server_that_asks_for_a_certificate_names_the_setting() -> None:
-    down = _down(
-        Exception('connection to server at "h" failed: FATAL:  connection requires a valid client certificate')
-    )
+    down = _down(Exception("FATAL:  connection requires a valid client certificate"))
     assert (str(down), down.failure) == (
         "connection requires a valid client certificate: set `certificate_file`, `key_file`",
         "login",
