@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agent.common.lean import without
 from agent.common.lookup import connect
 from agent.common.printable import printable
-from agent.common.tls import ENDED, error_text, unverified_by_us
+from agent.common.tls import ended, error_text, unverified_by_us
 
 if TYPE_CHECKING:
     import ssl
@@ -148,7 +148,7 @@ class HttpClient:
             raise HttpDown("connection closed by the server", "closed") from None
         except OSError as error:
             self.close()
-            words = ENDED if self._tls is not None and isinstance(error, BrokenPipeError) else error_text(error)
+            words = ended() if self._tls is not None and isinstance(error, BrokenPipeError) else error_text(error)
             raise HttpDown(words, _failure(error)) from None
         except (ValueError, MemoryError) as error:
             self.close()

@@ -19,7 +19,7 @@ import hiredis
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
 from agent.common.lookup import connect
-from agent.common.tls import client_context, error_text, unverified_by_us
+from agent.common.tls import IN_URL, TlsKeys, client_context, ended, error_text, unverified_by_us
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class RedisUrl:
     sets that are queues, ``?rq=default,mails``. expiring: (option, key or pattern) of keys with an expiry,
     ``?locks=lock:*``. message: fields of a stream's entries with their id, and their number, ``?id=order&seq=n``.
     tls_files: of ``rediss://``: authorities, certificate and key of the client, by redis-py's and Celery's options
-    ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``. read_password: what reads the password at each login, in place
-    of ``password``; raises ValueError.
+    ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``; tls_keys: where the user sets them. read_password: what reads
+    the password at each login, in place of ``password``; raises ValueError.
     """
 
     host: str = ""
@@ -75,6 +75,7 @@ class RedisUrl:
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
     tls_files: tuple[str, str, str] = ("", "", "")
+    tls_keys: TlsKeys = IN_URL
     read_password: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -202,8 +203,9 @@ class RespClient:
     def pipeline(self, commands: Sequence[tuple[bytes | str | int, ...]]) -> list[Reply]:
         """The replies in order; an error reply is a ``hiredis.ReplyError`` in its place. Raises RedisDown."""
         deadline = time.monotonic() + self._timeout_s
+        fresh = self._socket is None
         try:
-            if self._socket is None:
+            if fresh:
                 self._login(deadline)
             return self._exchange(commands, deadline)
         except RedisDown:
@@ -217,7 +219,10 @@ class RespClient:
             raise ReplyTooLarge(f"refused {error}") from None
         except (OSError, hiredis.ProtocolError, MemoryError) as error:
             self.close()
-            words = error_text(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+            keys = self.url.tls_keys
+            words = error_text(error, keys) if isinstance(error, OSError) else str(error) or type(error).__name__
+            if fresh and self.url.tls and isinstance(error, ConnectionResetError | BrokenPipeError):
+                words = ended(keys)
             raise RedisDown(words, failure=_failure(error)) from None
 
     def close(self) -> None:
@@ -240,7 +245,7 @@ class RespClient:
             self.peer = self._socket.getpeername()[:2]
         if url.tls:
             self._socket.settimeout(_left(deadline))
-            self._socket = _context(url.tls_files).wrap_socket(self._socket, server_hostname=url.host)
+            self._socket = _context(url).wrap_socket(self._socket, server_hostname=url.host)
         commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
         if password:
             commands.insert(0, ("AUTH", url.user, password) if url.user else ("AUTH", password))
@@ -286,12 +291,13 @@ class RespClient:
         return replies
 
 
-def _context(files: tuple[str, str, str]) -> ssl.SSLContext:
+def _context(url: RedisUrl) -> ssl.SSLContext:
     """Raises RedisDown if a file cannot be used."""
     try:
-        return client_context(*files)
+        return client_context(*url.tls_files)
     except OSError as error:
-        raise RedisDown(f"a file for TLS (ca_file, ssl_ca_certs ...): {error.strerror}") from None
+        keys = url.tls_keys
+        raise RedisDown(f"a file of {keys.authority} or {keys.certificate}: {error.strerror}") from None
 
 
 def _failure(error: Exception) -> str:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import ssl
 
-#: After a handshake of TLS 1.3, a server without the client's certificate ends the connection.
-ENDED = "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
 _PLACE = re.compile(r" \(_ssl\.c:\d+\)$")
+
+
+class TlsKeys(NamedTuple):
+    """The parts of a server's setting that a remedy names."""
+
+    authority: str
+    certificate: str
+    address: str
+
+
+#: Of a server that is a section of the settings, and of one that is a Redis URL alone.
+IN_SECTION = TlsKeys("`ca_file`", "`certificate_file`", "`url`")
+IN_URL = TlsKeys("`ssl_ca_certs=`", "`ssl_certfile=`", "the host of the URL")
 
 
 def client_context(authority: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
@@ -35,11 +46,11 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
     return context
 
 
-def unverified(why: str = "", authority: str = "ca_file", address: str = "url") -> str:
+def unverified(why: str = "", keys: TlsKeys = IN_SECTION) -> str:
     """A server's certificate that was refused, with the setting to change. why: in the client's words, as far as they
-    are known. authority, address: keys of the setting.
+    are known.
     """
-    authority, address = f"set `{authority}` to its authority", f"`{address}` to a name in it"
+    authority, address = f"set {keys.authority} to its authority", f"{keys.address} to a name in it"
     if not why:
         return f"certificate verify failed: {authority}, {address}"
     if _is_untimely(why):
@@ -61,13 +72,18 @@ def _is_untimely(why: str) -> bool:
     return "expired" in why or "not yet valid" in why
 
 
-def error_text(error: OSError) -> str:
+def ended(keys: TlsKeys = IN_SECTION) -> str:
+    """After a handshake of TLS 1.3, a server without the client's certificate ends the connection."""
+    return f"the server ended TLS: it may require a client certificate ({keys.certificate}), or speak no TLS"
+
+
+def error_text(error: OSError, keys: TlsKeys = IN_SECTION) -> str:
     """What went wrong, for a user. OpenSSL's words for a server that hangs up, or speaks no TLS, name no cause."""
     if why := getattr(error, "verify_message", ""):
-        return unverified(str(why))
+        return unverified(str(why), keys)
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
     if "(EOF)" in text or "EOF occurred" in text:
-        return ENDED
+        return ended(keys)
     if "ALERT_CERTIFICATE_REQUIRED" in text or "ALERT_BAD_CERTIFICATE" in text:
-        return "the server refused the TLS connection: it may require a client certificate, or another one"
+        return f"the server refused TLS: it may require a client certificate, or another one ({keys.certificate})"
     return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

@@ -30,6 +30,7 @@ BOUNDS = (
     UpperBound("queues", "workers of Celery that reply", MAX_WORKERS, "the others are not shown", "`queue_lag.reason`"),
 )
 _QUESTIONS = ("active_queues", "stats")
+_JSON, _KIND_LETTERS = "application/json", 40
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class CeleryWorker:
 
 class ControlBus:
     """Of one database. workers: those that replied last, by name. listening: how many workers had subscribed to the
-    channel then; None: not known. missing: how many of these did not reply. problem: why nothing is known; empty
-    otherwise. taken: workers took messages since the last question; the user sets it. deaf: they did while none of them
-    had subscribed.
+    channel then; None: not known. missing: how many of these have no reply that was read. foreign: in what some of
+    them replied, which is never read; empty: nothing. problem: why nothing is known; empty otherwise. taken: workers
+    took messages since the last question; the user sets it. deaf: they did while none of them had subscribed.
     """
 
-    def __init__(self, prefix: bytes, db: int) -> None:
-        self._channel = prefix + b"/%d.celery.pidbox" % db
+    def __init__(self, prefix: bytes, channel: str) -> None:
+        self._channel = prefix + channel.encode()
         self._address = f"tickscope.{token_hex(8)}.reply.celery.pidbox"  # the worker adds the prefix itself
         self._key = prefix + self._address.encode()
         self._asked_ns: int | None = None
@@ -68,7 +69,7 @@ class ControlBus:
         """After an outage."""
         self.workers: dict[str, CeleryWorker] = {}
         self.listening: int | None = None
-        self.missing, self.problem = 0, ""
+        self.missing, self.foreign, self.problem = 0, "", ""
 
     def commands(self, now_ns: int) -> list[Command]:
         """What to send in this poll. now_ns: CLOCK_BOOTTIME."""
@@ -98,7 +99,7 @@ class ControlBus:
             self.workers = self.workers if self.listening else {}
         else:
             self.problem = ""
-            self.workers = workers(one for one in replies[-1] if isinstance(one, bytes))
+            self.workers, self.foreign = workers(one for one in replies[-1] if isinstance(one, bytes))
             self.missing = max(0, (self.listening or 0) - len(self.workers))
 
     def of(self, queue: str) -> list[CeleryWorker]:
@@ -135,7 +136,7 @@ def question(method: str, address: str) -> bytes:
     message = {
         "body": b64encode(json.dumps(body).encode()).decode(),
         "content-encoding": "utf-8",
-        "content-type": "application/json",
+        "content-type": _JSON,
         "headers": {"clock": 0, "expires": 0},
         "properties": {
             "delivery_mode": 1,
@@ -148,19 +149,25 @@ def question(method: str, address: str) -> bytes:
     return json.dumps(message).encode()
 
 
-def workers(replies: Iterable[bytes]) -> dict[str, CeleryWorker]:
-    """By name. Replies that cannot be read are left out."""
+def workers(replies: Iterable[bytes]) -> tuple[dict[str, CeleryWorker], str]:
+    """By name; and what a worker replied in if it is no JSON: workers reply by the application's ``task_serializer``,
+    and reading a pickle would run what is in it. Other replies that cannot be read are left out.
+    """
     answers: dict[str, dict[str, Any]] = {}
+    foreign = ""
     for reply in replies:
         try:
             message = json.loads(reply)
+            if (kind := message.get("content-type", _JSON)) != _JSON:
+                foreign = " ".join(str(kind).split())[:_KIND_LETTERS]
+                continue
             ticket = message["headers"]["ticket"]
             for name, its in json.loads(b64decode(message["body"])).items():
                 if ticket in _QUESTIONS and (name in answers or len(answers) < MAX_WORKERS):
                     answers.setdefault(name, {})[ticket] = its
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
-    return {name: _worker(name, its) for name, its in answers.items()}
+    return {name: _worker(name, its) for name, its in answers.items()}, foreign
 
 
 def _worker(name: str, its: dict[str, Any]) -> CeleryWorker:

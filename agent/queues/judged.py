@@ -21,8 +21,8 @@ _CLUSTER_BYTES = TABLES["queue_lag"].by_name["cluster"].width
 UNANSWERED = 3
 #: Members of a row that are no columns.
 _MEMBERS = (
-    *("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room", "repeated"),
-    "waits_for",
+    *("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "beside", "held", "room"),
+    *("repeated", "waits_for"),
 )
 
 
@@ -33,12 +33,12 @@ class Judged:
     ``pending``, ``consumers``, ``exact``, ``oldest_undelivered_s``, the server's memory and, where known, from members
     that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
     read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
-    ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``held``, true if pending
-    messages stay pending when their consumers end; ``room``, a limit that is not the server's memory: (bytes used, of
-    how many, what happens then); ``repeated``, true for figures of an earlier poll: the state and the rates stay as
-    they were; ``waits_for``, an addition to ``reason`` while the group is stalled: what it waits for, if not for its
-    consumers. With ``lag_bytes`` and without ``lag_messages`` it is a log that has no messages: ``added`` and ``acked``
-    are then bytes, and no rates of messages.
+    ``prefetch``, how many messages the consumers may have unacknowledged, all together, and ``beside``, how many of
+    these they have of other queues; ``held``, true if pending messages stay pending when their consumers end; ``room``,
+    a limit that is not the server's memory: (bytes used, of how many, what happens then); ``repeated``, true for
+    figures of an earlier poll: the state and the rates stay as they were; ``waits_for``, an addition to ``reason``
+    while the group is stalled: what it waits for, if not for its consumers. With ``lag_bytes`` and without
+    ``lag_messages`` it is a log that has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing. named: the cluster's name in the settings, which stands for any other. shared: other servers have that

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from agent.common.clocks import boot_ns
-from agent.common.tls import unverified
+from agent.common.tls import TlsKeys, unverified
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -74,7 +74,7 @@ _REMEDIES = (
     (("ssl.certificate.location", "ssl.key.location"), "`certificate` or `key` cannot be read, or do not match"),
     (
         ("certificate verify failed", "could not be verified"),
-        unverified(authority="ca", address="servers"),
+        unverified(keys=TlsKeys("`ca`", "`certificate`", "`servers`")),
     ),
     (
         ("alert certificate", "alert bad certificate", "alert unknown ca", "alert handshake failure"),

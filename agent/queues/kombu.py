@@ -18,6 +18,8 @@ PRIORITIES = range(10)
 #: A set for each exchange.
 BINDINGS = b"_kombu.binding."
 UNACKED, INDEX, MUTEX = b"unacked", b"unacked_index", b"unacked_mutex"
+#: Before the name of an exchange, of a channel of PUBLISH; kombu fills in the database.
+FANOUT = "/{db}."
 _MAX_WORDS = 64
 _MAX_BODY = 64 << 10
 #: Celery's own exchanges, for remote control and events. Their messages are published to subscribers, not queued.
@@ -145,7 +147,9 @@ def _bytes(name: str | None) -> bytes:
 
 
 def _unix_s(eta: object) -> float | None:
-    """Of an ISO 8601 time; UTC, Celery's default, if it has no zone."""
+    """Of an ISO 8601 time; UTC if it has no zone, as workers take it, whatever ``timezone`` and ``enable_utc`` of the
+    application are (celery/worker/request.py and ``maybe_make_aware``, 4.0 to 5.7).
+    """
     if not isinstance(eta, str) or not eta:
         return None
     at = datetime.fromisoformat(eta)

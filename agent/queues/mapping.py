@@ -16,6 +16,7 @@ from typing import Any
 
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
+from agent.queues.age_bounds import AHEAD_S, EARLIEST_S, age_since, stamped_age
 from agent.queues.prometheus_text import NotPrometheus, labels, metric_samples, whole_number
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
@@ -40,7 +41,6 @@ _PLACE = re.compile(r"\{(\w+)\}")
 _TYPE = re.compile(rb"^# TYPE (\S+) (\S+)[ \t]*$", re.MULTILINE)
 _NAME_ENDS = re.compile(rb"[\s{]")
 _PART = re.compile(rb"_(total|count|sum|bucket)$")
-_EARLIEST_S = 1_000_000_000
 
 Samples = Iterator[tuple[Mapping[str, str], Any]]  #: labels and value
 #: What an answer has for a figure and its source. Raises Problem.
@@ -230,7 +230,7 @@ def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
 
 def _is_time(figure: str, value: float | str) -> bool:
     """Whether an age, or a time, is one: an empty shard has 0, NaN or null."""
-    return not isinstance(value, str) and value >= (_EARLIEST_S if figure == "oldest_at_s" else 0)
+    return not isinstance(value, str) and value >= (EARLIEST_S if figure == "oldest_at_s" else -AHEAD_S)
 
 
 def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Row:
@@ -279,6 +279,5 @@ def _age(figures: Mapping[str, Any], wall_s: float) -> float | None:
         age, at = (math.nan if isinstance(one, str) else float(one) for one in given)
     except OverflowError:
         return None
-    if not math.isnan(at):
-        age = wall_s - at if at >= _EARLIEST_S else math.nan
-    return age if math.isfinite(age) and age >= 0 else None
+    age = stamped_age(age) if math.isnan(at) else age_since(at, wall_s)
+    return age if math.isfinite(age) else None

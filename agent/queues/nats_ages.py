@@ -7,9 +7,9 @@ our own polls, or else those of the server. So an age has two bounds.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isnan
 
-from agent.queues.age_bounds import AgeBounds
+from agent.queues.age_bounds import AgeBounds, stamped_age
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.nats_report import NatsConsumer, NatsStream
 
@@ -96,5 +96,6 @@ def pending_age(
 
 
 def _since_s(at_ns: int, server_ns: int) -> float | None:
-    """None if the time is not known, or after the server's own: its clock was set back."""
-    return (server_ns - at_ns) / 1e9 if 0 < at_ns <= server_ns else None
+    """None if the time is not known, or far after the server's own: its clock was set back."""
+    age_s = stamped_age((server_ns - at_ns) / 1e9)
+    return None if at_ns <= 0 or isnan(age_s) else age_s

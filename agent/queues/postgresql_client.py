@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from agent.common.tls import unverified
+from agent.common.tls import IN_SECTION, unverified
 
 #: SQLSTATE of errors about a statement, by what they mean.
 LOCKED, TIMED_OUT, DENIED, READ_ONLY, SYNTAX = "55P03", "57014", "42501", "25006", "42601"
@@ -155,4 +155,6 @@ def _down(error: BaseException) -> PostgresDown:
         text = unverified()
     elif any(part in text for part in _UNVERIFIED):
         text = unverified(text)
+    elif "client certificate" in text:  # pg_hba.conf has clientcert, or the method cert
+        text = f"{text}: set {IN_SECTION.certificate}, `key_file`"
     return PostgresDown(text, failure)

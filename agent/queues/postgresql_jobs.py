@@ -7,9 +7,10 @@ converted by the server to the type that is expected.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
+from agent.queues.age_bounds import stamped_age
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer
@@ -169,9 +170,11 @@ class JobQueues:
             row[column] = count
         for name, column in TIMES.items():
             age = found.get(name)
-            if age is not None and not (isfinite(age) and age >= 0):
-                problems.append(f"{name} is in the future" if isfinite(age) else f"{name} is infinite")
-                age = None
+            if age is not None:
+                known = isfinite(age) and not isnan(stamped_age(age))
+                if not known:
+                    problems.append(f"{name} is in the future" if isfinite(age) else f"{name} is infinite")
+                age = stamped_age(age) if known else None
             row[column] = age
         row["lag_messages"] = found["ready"]
         row["exact"] = found["ready"] is not None

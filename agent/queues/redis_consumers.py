@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from agent.columns import fitted
 from agent.common.fairness import UpperBound
+from agent.queues.listing import listed
 
 MAX_CONSUMERS = 1024  # of a group; larger groups are not queried
 MAX_AT_ONCE = 4096  # of all groups in one poll; the next poll queries the others
@@ -19,7 +21,7 @@ BOUNDS = (
 )
 _WORKS_NS = 60_000_000_000  # a consumer counts as working for this long after its last request
 IDLE_MS = 60_000  # one that holds entries, without a request for so long
-_SHOWN = 8
+_SHOWN_BYTES = 32  # of a name in a list
 _MOST = 1 << 48
 
 
@@ -27,7 +29,7 @@ class Held(NamedTuple):
     """Pending entries of consumers that have been idle for IDLE_MS; their names with the numbers, most first."""
 
     entries: int
-    names: str
+    names: bytes
 
 
 class Consumers:
@@ -42,7 +44,7 @@ class Consumers:
     def longest(self, entries: list[dict[str, Any]], t_ns: int) -> tuple[bytes, float] | None:
         """(name, seconds). entries: of ``XINFO CONSUMERS``. Raises KeyError or TypeError if an entry is malformed."""
         since_ms = (t_ns - self._t_ns) / 1e6
-        idle = {e["name"]: int(e["idle"]) for e in entries[:MAX_CONSUMERS] if len(e["name"]) <= MAX_NAME_BYTES}
+        idle = {fitted(e["name"], MAX_NAME_BYTES): int(e["idle"]) for e in entries[:MAX_CONSUMERS]}
         if self._t_ns:
             self._active_ns |= {name: t_ns for name, ms in idle.items() if ms < since_ms}
         self._active_ns = {n: at for n, at in self._active_ns.items() if n in idle and t_ns - at < _WORKS_NS}
@@ -61,6 +63,5 @@ def held(entries: list[dict[str, Any]]) -> Held:
         if e["pending"] and int(e["idle"]) >= IDLE_MS
     ]
     some = sorted(idle, key=lambda one: (-one[0], one[1]))
-    names = [f"{name[:MAX_NAME_BYTES].decode('utf-8', 'replace')} {n}" for n, name in some[:_SHOWN]]
-    more = [f"and {len(some) - _SHOWN} more"] if len(some) > _SHOWN else []
-    return Held(sum(n for n, _ in some), ", ".join([*names, *more]))
+    names = (f"{fitted(name, _SHOWN_BYTES).decode('utf-8', 'replace')} {n}" for n, name in some)
+    return Held(sum(n for n, _ in some), listed(names, "idle_holders"))

@@ -20,6 +20,7 @@ import hiredis
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
+from agent.queues.age_bounds import age_since
 from agent.queues.gone import Gone
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
@@ -28,7 +29,7 @@ from agent.queues.redis_rights import Command, missing_rule
 MAX_QUEUES = 256
 MAX_RUNNING = 100  # running jobs whose start is read, of a queue; Sidekiq: processes of the server
 _MAX_JOB_BYTES = 1 << 20  # a larger job is not parsed
-_EARLIEST_S, _LATEST_S = 1e9, 1e11  # other numbers are no times in seconds
+_LATEST_S = 1e11  # a larger number is no time in seconds
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "declared lists and sorted sets", MAX_QUEUES, "not watched", "`queue_lag.reason`"),)
 
@@ -59,7 +60,7 @@ class _Queue:
         if self.problem:
             failure = {"failure": "permission"} if self.problem.startswith("missing") else {}
             return {**name, "status": "unknown", "reason": self.problem, **failure}
-        age = 0.0 if self.lag == 0 else _age(self.queued_s, now_s)
+        age = 0.0 if self.lag == 0 else age_since(self.queued_s, now_s)
         started = min((one for one in self.started_s if not isnan(one)), default=nan)
         return {
             **name,
@@ -69,7 +70,7 @@ class _Queue:
             "oldest_undelivered_s": nan if self.lag == 0 else age,
             "pending": self.pending,
             "delayed": self.delayed,
-            "oldest_pending_s": _age(started, now_s),
+            "oldest_pending_s": age_since(started, now_s),
             "consumers": self.consumers,
             "position": self.position,
         }
@@ -166,16 +167,21 @@ def _counted(command: str, name: str, _now_s: float) -> _Queue:
     return _Queue(name, [(command, name)], read)
 
 
+def _due_and_later(key: str, now: str) -> list[Command]:
+    """Of jobs for later, a sorted set by their times: how many are due, and how many are not. now: as a score."""
+    return [("ZCOUNT", key, "-inf", now), ("ZCOUNT", key, f"({now}", "+inf")]
+
+
 def _sorted_by_time(key: str, now_s: float) -> _Queue:
     """Sidekiq's jobs for later: those that are due wait for a process that queues them."""
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag = _count(replies[0]) if now_s else None
-        first = replies[1]
+        due, later, first = replies
+        queue.lag, queue.delayed = (_count(due), _count(later)) if now_s else (None, None)
         queue.queued_s = float(first[1]) if first else nan
         queue.position = hash(first[0]) if first else None  # jobs of one class begin alike
 
-    return _Queue(key, [("ZCOUNT", key, "-inf", f"{now_s:f}"), ("ZRANGE", key, 0, 0, "WITHSCORES")], read)
+    return _Queue(key, [*_due_and_later(key, f"{now_s:f}"), ("ZRANGE", key, 0, 0, "WITHSCORES")], read)
 
 
 def _sidekiq(name: str, _now_s: float) -> _Queue:
@@ -210,33 +216,42 @@ def _sidekiq(name: str, _now_s: float) -> _Queue:
     return _Queue(key, [("LLEN", key), ("SMEMBERS", "processes")], read)
 
 
-def _rq(name: str, _now_s: float) -> _Queue:
-    """List rq:queue:NAME of ids of jobs, new ones at the end. Running jobs are in sorted set rq:wip:NAME."""
+def _rq(name: str, now_s: float) -> _Queue:
+    """List rq:queue:NAME of ids of jobs, new ones at the end. Running jobs are in sorted set rq:wip:NAME, jobs for
+    later in rq:scheduled:NAME by their Unix times; those that are due wait for a worker that schedules.
+    """
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag, queue.pending, queue.consumers = (_count(replies[i]) for i in (0, 2, 4))
-        if replies[1] is not None:
-            queue.position = replies[1]
-            queue.more.append((("HGET", b"rq:job:" + replies[1], "enqueued_at"), queued))
-        for job in replies[3]:
+        waiting, queue.pending, queue.consumers, due, later = map(_count, replies[:5])
+        first, jobs, scheduled = replies[5:]
+        queue.lag, queue.delayed = (waiting + due, later) if now_s else (None, None)
+        if due and scheduled:
+            queue.position, queue.queued_s = scheduled[0], float(scheduled[1])
+        if first is not None:
+            queue.position = first
+            queue.more.append((("HGET", b"rq:job:" + first, "enqueued_at"), queued))
+        for job in jobs:
             if b":" in job:  # since RQ 2: JOB:EXECUTION
                 queue.more.append((("HGET", b"rq:execution:" + job, "created_at"), started))
             else:
                 queue.more.append((("HGET", b"rq:job:" + job, "started_at"), started))
 
     def queued(queue: _Queue, when: bytes) -> None:
-        queue.queued_s = _time(when)
+        at_s = _time(when)
+        queue.queued_s = at_s if isnan(queue.queued_s) else min(at_s, queue.queued_s)
 
     def started(queue: _Queue, when: bytes) -> None:
         queue.started_s.append(_time(when))
 
-    key, running = f"rq:queue:{name}", f"rq:wip:{name}"
+    key, running, scheduled = f"rq:queue:{name}", f"rq:wip:{name}", f"rq:scheduled:{name}"
     commands: list[Command] = [
         ("LLEN", key),
-        ("LINDEX", key, 0),
         ("ZCARD", running),
-        ("ZRANGE", running, 0, MAX_RUNNING - 1),
         ("SCARD", f"rq:workers:{name}"),
+        *_due_and_later(scheduled, f"{now_s:f}"),
+        ("LINDEX", key, 0),
+        ("ZRANGE", running, 0, MAX_RUNNING - 1),
+        ("ZRANGE", scheduled, 0, 0, "WITHSCORES"),
     ]
     return _Queue(key, commands, read)
 
@@ -247,11 +262,11 @@ def _bullmq(name: str, now_s: float) -> _Queue:
     """
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        wait, paused, prioritized, active, due = map(_count, replies[:5])
-        last, last_paused, running, later = replies[5:]
+        wait, paused, prioritized, active, due, later = map(_count, replies[:6])
+        last, last_paused, running = replies[6:]
         marker = last is not None and last.startswith(b"0:")  # of versions before 5, among the jobs
         queue.lag, queue.pending = (wait + paused + prioritized + due - marker if now_s else None), active
-        queue.delayed = _count(later) if now_s else None
+        queue.delayed = later if now_s else None
         if not prioritized and not due and not marker:  # else the oldest one may be among these
             oldest = [job for job in (last, last_paused) if job is not None]
             queue.position = oldest[0] if oldest else None
@@ -277,11 +292,10 @@ def _bullmq(name: str, now_s: float) -> _Queue:
         ("LLEN", f"{key}:paused"),
         ("ZCARD", f"{key}:prioritized"),
         ("LLEN", f"{key}:active"),
-        ("ZCOUNT", f"{key}:delayed", "-inf", due_until),
+        *_due_and_later(f"{key}:delayed", str(due_until)),
         ("LINDEX", f"{key}:wait", -1),
         ("LINDEX", f"{key}:paused", -1),
         ("LINDEX", f"{key}:active", -1),
-        ("ZCOUNT", f"{key}:delayed", f"({due_until}", "+inf"),
     ]
     return _Queue(key, commands, read)
 
@@ -341,10 +355,3 @@ def _time(text: bytes) -> float:
             when = datetime.fromisoformat(text.decode())
             return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
     return found
-
-
-def _age(since_s: float, now_s: float) -> float:
-    """Never negative; NaN if one of them is unknown, or is no time of now."""
-    if not _EARLIEST_S < since_s <= now_s + 60:
-        return nan
-    return max(0.0, now_s - since_s)

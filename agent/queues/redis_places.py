@@ -167,6 +167,7 @@ class SentinelStreams(_Places):
         theirs = RedisUrl(
             tls=url.tls,
             tls_files=url.tls_files,
+            tls_keys=url.tls_keys,
             addresses=url.addresses,
             user=url.sentinel_user,
             password=url.sentinel_password,

@@ -7,13 +7,13 @@ from math import nan
 from typing import Any
 
 from agent.columns import fitted
+from agent.queues.age_bounds import age_since
 from agent.tables import TABLES
 
 Id = tuple[int, int]
 
 _MAX_ID_BYTES = 64
 _MAX_SEQ = (1 << 64) - 1
-_EARLIEST_MS, _AHEAD_MS = 1_000_000_000_000, 60_000  # ids before 2001 or a minute ahead of the server are not times
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,8 @@ def shown(name: bytes) -> bytes:
 
 
 def age_s(entry: Id | None, server_ms: int) -> float:
-    """Age of an entry by its id, never negative; NaN if there is no entry or its id is no time."""
-    if entry is None or not _EARLIEST_MS <= entry[0] <= server_ms + _AHEAD_MS:
-        return nan
-    return max(0, server_ms - entry[0]) / 1000
+    """Age of an entry by its id; NaN if there is no entry or its id is no time."""
+    return nan if entry is None or entry[0] > _MAX_SEQ else age_since(entry[0] / 1000, server_ms / 1000)
 
 
 def entry_id(text: bytes) -> Id:

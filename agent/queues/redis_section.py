@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent.common.resp import RedisUrl
+from agent.common.tls import IN_SECTION
 from agent.queues.server_section import ServerSection
 
 
@@ -35,5 +36,6 @@ class RedisServerSection(ServerSection):
             url,
             user=self.user or url.user,
             tls_files=(self.ca_file or authorities, self.certificate_file or certificate, self.key_file or key),
+            tls_keys=IN_SECTION,
             read_password=self.password.read if self.password.is_set else None,
         )

@@ -43,8 +43,8 @@ class Sample(NamedTuple):
     """One poll; None is unknown. ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of
     how far the group read. exact: whether lag and acked are. asked_s: time since any of its consumers asked for
     messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message. prefetch: how many
-    messages its consumers may have unacknowledged, all together. held: whether pending messages stay pending when their
-    consumers end. unit: of the lag, for texts; empty: messages. full:
+    messages its consumers may have unacknowledged, all together; beside: those that they have of other queues. held:
+    whether pending messages stay pending when their consumers end. unit: of the lag, for texts; empty: messages. full:
     what happens when the memory, or other room for the queue, is used.
     """
 
@@ -60,6 +60,7 @@ class Sample(NamedTuple):
     age_s: float | None = None
     kept_s: float | None = None
     prefetch: int | None = None
+    beside: int | None = None
     held: bool = False
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -255,7 +256,7 @@ class Progress:
             for_ns = self._reads.lasted_ns(t_ns)
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:
                 return "stopped", f"no consumer requested messages for {_s(for_ns)}, {lag}{last.unit} undelivered"
-            full = f"; prefetch exhausted: {last.pending} of {last.prefetch}" if _full(last) else ""
+            full = f"; prefetch exhausted: {_unacknowledged(last)} of {last.prefetch}" if _full(last) else ""
             return "stalled", f"nothing read for {_s(for_ns)}, {lag}{last.unit} undelivered{full}"
         grown = last.pending - self.samples[0].pending
         if grown > 0 and self._acks.too_long(t_ns, self.window_ns):
@@ -338,7 +339,12 @@ def _mark(sample: Sample) -> Hashable:
 
 def _full(sample: Sample) -> bool:
     """Whether the consumers hold as many messages as they may: they get no other one before they acknowledge one."""
-    return bool(sample.prefetch) and sample.pending >= (sample.prefetch or 0)
+    return bool(sample.prefetch) and _unacknowledged(sample) >= (sample.prefetch or 0)
+
+
+def _unacknowledged(sample: Sample) -> int:
+    """What its consumers have, also of other queues."""
+    return sample.pending + (sample.beside or 0)
 
 
 def _moved(before: Sample, now: Sample) -> bool:

@@ -134,7 +134,7 @@ DECLARED = (
         text(
             "priorities",
             64,
-            "lag_messages by priority, if more than one has messages: `0: 5, 3: 3`; the number is that of the Redis"
+            "lag_messages by priority, if another than 0 has messages: `0: 5, 3: 3`; the number is that of the Redis"
             " list, and 0 is taken first (Celery on Redis)",
         ),
         f64(

@@ -104,11 +104,11 @@ def test_growing_and_draining_over_priorities_and_queues(redis: Redis, worker: C
     before = boot_s()
     for priority, n in ((0, 5), (3, 3), (9, 2)):
         sent += [app.send_task("early", (0,), priority=priority).id for _ in range(n)]
-    app.send_task("early", (0,), queue="mail")
+    app.send_task("early", (0,), queue="mail", priority=3)
     first, mail = sorted(poll(queue), key=lambda one: bytes(one["destination"]))
     assert (state(first), state(mail)) == ((10, 0, 0), (1, 0, 0))
     assert (first["system"], first["exact"], first["status"]) == (b"celery", 1, b"ok")
-    assert (first["priorities"], mail["priorities"]) == (b"0: 5, 3: 3, 9: 2", b"")
+    assert (first["priorities"], mail["priorities"]) == (b"0: 5, 3: 3, 9: 2", b"3: 1")
     assert np.isnan([first["in_per_s"], first["out_per_s"], first["oldest_pending_s"], first["redelivery_s"]]).all()
     sent += [app.send_task("early", (0,), priority=6).id for _ in range(7)]
     second = row(queue)
@@ -261,10 +261,15 @@ def test_workers_and_the_names_of_tasks(redis: Redis, worker: Callable[..., Work
     assert watch(redis.url, "?tasks=false").poll()[0]["tasks"] == b""
 
 
-def test_a_worker_that_holds_all_that_it_may(redis: Redis, worker: Callable[..., Worker]) -> None:
+@pytest.mark.parametrize("beside", [0, 2, 3])
+def test_a_worker_that_holds_all_that_it_may(redis: Redis, worker: Callable[..., Worker], beside: int) -> None:
+    """beside: messages of another of its queues."""
     app, queue = application(redis.url), watch(redis.url, "?workers=true")
-    its = worker(processes=3)
-    for _ in range(11):
+    its = worker(processes=3, queues="celery,mail")
+    for _ in range(beside):
+        app.send_task("late", (LONG_S,), queue="mail")
+    unacked(redis, beside)
+    for _ in range(11 - beside):
         app.send_task("late", (LONG_S,))
     unacked(redis, 3)
     stalled = until(lambda: (now := row(queue))["status"] == b"stalled" and now)
@@ -447,6 +452,8 @@ def test_what_hinders_that_messages_are_delivered_again(redis: Redis, worker: Ca
     redis.do("SET", "unacked_mutex", "a worker that was killed", "EX", LONG_S)
     assert b"unacked_mutex" not in reasons(queue)
     assert b"unacked_mutex is held for " in reasons(queue)
+    redis.do("PERSIST", "unacked_mutex")
+    assert b"unacked_mutex is held and has no expiry" in reasons(queue)
     redis.do("DEL", "unacked_mutex")
     redis.do("HSET", "unacked", "tag", "[]")
     assert b"no time of delivery" not in reasons(queue)

@@ -80,6 +80,34 @@ def test_workers_without_remote_control_are_not_counted(redis: Redis, worker: Ca
         assert found["status"] == b"ok"
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "query"),
+    [
+        ({"fanout_prefix": "/mine/{db}."}, {}, "&fanout_prefix=/mine/{db}."),
+        ({"fanout_prefix": False}, {}, "&fanout_prefix=false"),
+        ({"fanout_patterns": False}, {}, ""),
+        ({}, {"control_exchange": "shop"}, "&control_exchange=shop"),
+    ],
+)
+def test_workers_with_another_control_bus(
+    redis: Redis, worker: Callable[..., Worker], options: Any, settings: Any, query: str
+) -> None:
+    its = worker(options=options, settings=settings)
+    with closing(watch(redis.url, f"?workers=true{query}")) as queue:
+        found = row_when(queue, lambda found: found["consumers"] == 1)
+        assert found["workers"] == f"{its.name} {its.process.pid}".encode()
+
+
+def test_workers_that_reply_in_pickle_are_not_read(
+    redis: Redis, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("C_FORCE_ROOT", "1")
+    worker(settings={"task_serializer": "pickle", "accept_content": ["json", "pickle"]})
+    with closing(watch(redis.url, "?workers=true")) as queue:
+        until(lambda: b"1 workers replied in application/x-python-serialize" in reasons(queue))
+        assert row(queue)["consumers"] < 0
+
+
 def test_a_queue_with_messages_and_without_a_binding(redis: Redis) -> None:
     """A producer of the default exchange goes on after the keys were flushed, and declares nothing."""
     app = application(redis.url)
@@ -130,6 +158,16 @@ def test_a_message_of_which_several_queues_got_a_copy_is_counted_for_none(redis:
         assert all(
             b"queue of some messages is not known" in row(queue, name)["inexact_reason"] for name in ("all", "eu")
         )
+
+
+def test_a_time_of_delivery_that_is_none_spoils_no_other(redis: Redis) -> None:
+    bind(redis, "celery", "celery", "", "celery")
+    for tag in "12":
+        hold(redis, tag, "celery", "celery")
+    redis.do("ZADD", "unacked_index", "1e300", "2")
+    with closing(watch(redis.url, "?visibility_timeout=60")) as queue:
+        found = row(queue)
+        assert (state(found), found["inexact_reason"]) == ((0, 1, 0), b"pending: 1 of 2 unacknowledged not read")
 
 
 def test_a_task_that_is_broadcast_to_all_workers_lacks_no_queue(redis: Redis) -> None:
@@ -187,8 +225,8 @@ def secure(tmp_path: Path) -> Iterator[str]:
     ("options", "status", "words"),
     [
         ("?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={0}/ca.pem", b"ok", b""),
-        ("", b"down", b"verify failed: set `ca_file` to its authority ("),
-        ("?ssl_ca_certs={0}/other.pem", b"down", b"verify failed: set `ca_file` to its authority ("),
+        ("", b"down", b"verify failed: set `ssl_ca_certs=` to its authority ("),
+        ("?ssl_ca_certs={0}/other.pem", b"down", b"verify failed: set `ssl_ca_certs=` to its authority ("),
         ("?ssl_ca_certs={0}/none", b"down", b"ssl_ca_certs"),
     ],
 )
@@ -215,6 +253,7 @@ def test_a_socket_as_celery_writes_it(url: str, path: str, db: int) -> None:
     ("url", "why"),
     [
         ("sentinel://:pw@a:26379;sentinel://:pw@b:26379", "redis+sentinel://HOST:26379,HOST2:26379/SERVICE/DB"),
+        ("redis://:pw@a:6379/0;redis://:pw@b:6379/0", "list of brokers: name each server by itself"),
         ("rediss://:pw@host/0?ssl_cert_reqs=none", "always verified"),
         ("redis://:pw@host/0?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
     ],

@@ -750,3 +750,11 @@ def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
         rows = readers.rows(slots, [], (0, None, 0, 200), (t_ns, t_ns))
         dropped = [row for row in rows if row.get("status") == "gone"]
         assert bool(dropped) == (t_ns == 3 * S), dropped
+
+
+def test_a_server_that_asks_for_a_certificate_names_the_setting() -> None:
+    down = _down(Exception("FATAL:  connection requires a valid client certificate"))
+    assert (str(down), down.failure) == (
+        "connection requires a valid client certificate: set `certificate_file`, `key_file`",
+        "login",
+    )

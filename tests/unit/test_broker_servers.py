@@ -9,7 +9,8 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,13 +209,15 @@ def test_a_refused_login_waits_for_no_name(monkeypatch: pytest.MonkeyPatch) -> N
 _WANTS_TLS = b"\0\0\0\x08\x04\xd2\x16\x2f"  # PostgreSQL's SSLRequest
 
 
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    """The port of a server with TLS, also of PostgreSQL's, and the file of an authority that did not sign it."""
-    here = tmp_path_factory.mktemp("tls")
+@contextmanager
+def tls_server(here: Path, asks: bool = False) -> Iterator[int]:
+    """The port of a server with TLS, also of PostgreSQL's. asks: for certificates of its clients."""
     certificates(here)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(here / "server.pem", here / "server.key")
+    if asks:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(here / "ca.pem")
 
     def serve(client: socket.socket) -> None:
         with client, suppress(OSError):
@@ -232,8 +235,24 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, st
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=accept, daemon=True).start()
-        yield server.getsockname()[1], str(here / "other.pem")
+        yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """The port of such a server, and the file of an authority that did not sign it."""
+    here = tmp_path_factory.mktemp("tls")
+    with tls_server(here) as port:
+        yield port, str(here / "other.pem")
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """The port of a server that asks for certificates, and the file of its authority."""
+    here = tmp_path_factory.mktemp("asking")
+    with tls_server(here, asks=True) as port:
+        yield port, str(here / "ca.pem")
 
 
 SECURED: dict[str, dict[str, Any]] = {
@@ -248,21 +267,45 @@ SECURED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SECURED)
-def test_a_certificate_of_another_authority_names_the_setting(kind: str, stranger: tuple[int, str]) -> None:
-    key = "ca" if kind == "kafka" else "ca_file"
-    port, authority = stranger
-    given = {name: it.format(port) if isinstance(it, str) else it for name, it in SECURED[kind].items()}
-    (source,) = broker(kind).sources([{**given, key: authority}])
-    words = f"certificate verify failed: set `{key}` to its authority"
+def polled(kind: str, server: Any, words: str) -> Any:
+    """The row of a server of which nothing is known. words: of its reason."""
+    (source,) = broker(kind).sources([server])
     with closing(source):
         for _ in range(5):  # the first one may have no answer in time
             rows = source.poll()
             if any(words in str(row.get("reason"))[:128] for row in rows):
                 break
-        assert [row["status"] for row in rows] == ["down"]
-        assert words in str(rows[0]["reason"])[:128]
-        assert rows[0]["failure"] == "login"  # says nothing of the server
+    assert [row["status"] for row in rows] == ["down"]
+    assert words in str(rows[0]["reason"])[:128]
+    return rows[0]
+
+
+def section(kind: str, port: int, authority: str) -> dict[str, Any]:
+    given = {name: it.format(port) if isinstance(it, str) else it for name, it in SECURED[kind].items()}
+    return {**given, "ca" if kind == "kafka" else "ca_file": authority}
+
+
+@pytest.mark.parametrize("kind", SECURED)
+def test_a_certificate_of_another_authority_names_the_setting(kind: str, stranger: tuple[int, str]) -> None:
+    key = "ca" if kind == "kafka" else "ca_file"
+    row = polled(kind, section(kind, *stranger), f"certificate verify failed: set `{key}` to its authority")
+    assert row["failure"] == "login"  # says nothing of the server
+
+
+@pytest.mark.parametrize("kind", ["redis", "celery"])
+def test_a_url_alone_has_other_names_for_certificates_than_a_section(
+    kind: str, stranger: tuple[int, str], asking: tuple[int, str]
+) -> None:
+    for (port, authority), words in (
+        (stranger, "verify failed: set `ssl_ca_certs=` to its authority"),
+        (asking, "client certificate, or another one (`ssl_certfile=`)"),
+    ):
+        polled(kind, f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}", words)
+
+
+@pytest.mark.parametrize("kind", ["redis", "celery", "etcd", "nats", "rabbitmq", "queues_from"])
+def test_a_server_that_asks_for_a_certificate_names_the_setting(kind: str, asking: tuple[int, str]) -> None:
+    polled(kind, section(kind, *asking), "(`certificate_file`)")
 
 
 @pytest.mark.parametrize(

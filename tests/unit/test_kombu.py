@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 import socket
+import time
 from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agent.queues import kombu
 from agent.queues.brokers.celery import CeleryQueues, CeleryServer
+from agent.queues.celery_control import PATIENCE_NS, CeleryWorker, ControlBus
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.hostile import serving
@@ -109,6 +113,43 @@ def test_the_set_time_of_the_first_protocol(body: bytes, eta_s: float | None) ->
     assert kombu.message(json.dumps([content, "", "a"]).encode()) == kombu.KombuMessage(b"", b"a", eta_s)
 
 
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"timezone": "Asia/Tokyo"}, {"enable_utc": False, "timezone": "Asia/Tokyo"}, {"enable_utc": False}],
+)
+@pytest.mark.parametrize(
+    "options", [{"eta": datetime(2031, 1, 2, 3)}, {"eta": datetime(2031, 1, 2, 3, tzinfo=UTC)}, {"countdown": 7000}]
+)
+def test_a_set_time_is_when_a_worker_begins(options: Any, settings: Any, protocol: int) -> None:
+    """Celery itself sends the message, and reads it as a worker does."""
+    from celery import Celery
+    from celery.worker.request import Request
+    from celery.worker.strategy import proto1_to_proto2
+    from kombu.asynchronous.timer import to_timestamp
+
+    app = Celery(broker="memory://")
+    app.conf.update(settings, task_protocol=protocol)
+
+    @app.task(name="t")
+    def task() -> None: ...
+
+    with app.connection_for_write() as connection, connection.SimpleQueue(f"q{protocol}") as queue:
+        app.send_task("t", queue=queue.queue.name, connection=connection, **options)
+        sent = queue.get(timeout=9)
+        first = dict(zip(("body", "headers", "decoded"), proto1_to_proto2(sent, sent.payload))) if protocol == 1 else {}
+        begins_s = to_timestamp(Request(sent, app=app, task=task, **first).eta, app.timezone, time.time)
+        content = {
+            "body": b64encode(sent.body).decode(),
+            "headers": sent.headers,
+            "properties": {"body_encoding": "base64"},
+        }
+        sent.ack()
+    found = kombu.message(json.dumps([content, "", "a"]).encode())
+    assert found is not None
+    assert found.eta_s == pytest.approx(begins_s, abs=0.01)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -128,6 +169,66 @@ def test_the_set_time_of_the_first_protocol(body: bytes, eta_s: float | None) ->
 def test_what_is_no_message_is_refused_or_harmless(value: bytes) -> None:
     found = kombu.message(value)
     assert found is None or found == kombu.KombuMessage(b"?", b"") or found.eta_s is not None
+
+
+@pytest.mark.parametrize(
+    ("query", "channel"),
+    [
+        ("", b"/3.celery.pidbox"),
+        ("&prefix=p-", b"p-/3.celery.pidbox"),
+        ("&fanout_prefix=true", b"/3.celery.pidbox"),
+        ("&fanout_prefix=False", b"celery.pidbox"),
+        ("&fanout_prefix=/mine/{db}.&control_exchange=shop", b"/mine/3.shop.pidbox"),
+    ],
+)
+def test_the_channel_of_the_control_bus(query: str, channel: bytes) -> None:
+    bus = CeleryQueues(CeleryServer.parse(f"redis://h/3?workers=true{query}"))._bus
+    assert bus is not None
+    assert {command[1] for command in bus.commands(1) if command[0] == "PUBLISH"} == {channel}
+
+
+@pytest.mark.parametrize(
+    ("queues", "eta_s", "limit"),
+    [
+        ({"w1": "ab", "w2": "ab", "w3": "c"}, None, {"prefetch": 7, "beside": 2}),
+        ({"w1": "a", "w2": "a", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
+        ({"w1": "ab", "w2": "a", "w3": "b"}, None, {}),  # which of them holds what is not known
+        ({"w1": "ab", "w2": "ab", "w3": "b"}, None, {}),
+        ({"w1": "ax"}, None, {}),  # a queue that is not watched
+        ({"w1": "ab"}, 9.0, {}),
+        ({"w3": "b"}, None, {}),
+    ],
+)
+def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s: float | None, limit: Any) -> None:
+    source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
+    assert source._bus is not None
+    source._bus.workers = {
+        name: CeleryWorker(name, frozenset(its), prefetch={"w1": 4, "w2": 3}.get(name, 5))
+        for name, its in queues.items()
+    }
+    source._queues = {name: source._new(name) for name in (b"a", b"b", b"c")}
+    source._queues[b"b"].mine = {(b"1", 0.0): kombu.KombuMessage(b"", b"b"), (b"2", 0.0): kombu.KombuMessage(b"", b"b")}
+    source._queues[b"a"].mine = {(b"3", 0.0): kombu.KombuMessage(b"", b"a", eta_s)}
+    assert source._limit(source._queues[b"a"], source._bus.of("a")) == limit
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a reply was unpickled",)
+
+
+def test_a_pickled_reply_is_not_read() -> None:
+    from kombu.serialization import dumps
+
+    kind, encoding, body = dumps({"w@a": Trap()}, "pickle")
+    headers = {"ticket": "stats"}
+    reply = {"body": b64encode(body).decode(), "content-type": kind, "content-encoding": encoding, "headers": headers}
+    bus = ControlBus(b"", "/0.celery.pidbox")
+    bus.take([1 for _ in bus.commands(1)])
+    bus.commands(1 + PATIENCE_NS)
+    bus.take([[b"", json.dumps(reply).encode()]])
+    assert (bus.workers, bus.missing, bus.complete) == ({}, 1, False)
+    assert bus.foreign == "application/x-python-serialize"
 
 
 def test_damaged_data_raise_nothing() -> None:

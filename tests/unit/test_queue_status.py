@@ -63,6 +63,11 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
         "stalled",
         "19 undelivered; prefetch exhausted: 4 of 4",
     ),
+    "the consumers hold as much as they may of other queues": (
+        polled(range(5, 20), position=7, consumers=2, acked=1, prefetch=4, beside=4),
+        "stalled",
+        "19 undelivered; prefetch exhausted: 4 of 4",
+    ),
     "no consumer": (polled([5] * 11, position=7, consumers=0), "stopped", "no consumer for 10 s, 5 undelivered"),
     "a position that is unknown now and then": (
         polled([5] * 12, position=lambda i: 7 if i % 4 else None, consumers=0),

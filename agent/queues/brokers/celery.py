@@ -13,12 +13,13 @@ Times of delivery are the workers' wall clocks; they are compared with the serve
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite
+from math import inf
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import hiredis
@@ -30,9 +31,9 @@ from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
-from agent.queues.age_bounds import AgeBounds
+from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.catalogue import Broker
-from agent.queues.celery_control import ControlBus
+from agent.queues.celery_control import CeleryWorker, ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
 from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
@@ -91,6 +92,8 @@ BOUNDS = (
     ),
 )
 FORM = "redis://[user:password@]host:port/db?queues=celery,mail&visibility_timeout=3600"
+_NO_KEY = -2  # of PTTL; -1: a key without an expiry
+_LATEST_S = 9e9  # a later time of delivery does not fit as ns, and is none
 #: Task names are read of so many next messages of each priority, and again after this time.
 _NAMED, _NAMES_NS = 10, 5_000_000_000
 _REFUSED_NS = 60_000_000_000  # a refused command for names is not repeated for so long: Redis logs refusals
@@ -101,7 +104,8 @@ class CeleryServer:
     """queues: empty: all. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
     not known. prefix: its ``global_keyprefix``. workers: whether to ask the workers (agent/queues/celery_control.py).
     tasks: whether to read the names of tasks. separator, unacked, index, mutex: its ``sep``, ``unacked_key``,
-    ``unacked_index_key``, ``unacked_mutex_key``.
+    ``unacked_index_key``, ``unacked_mutex_key``. control: the control bus, by its ``fanout_prefix`` and
+    ``control_exchange``; {db} is the database.
     """
 
     redis: RedisUrl
@@ -114,15 +118,16 @@ class CeleryServer:
     unacked: bytes = kombu.UNACKED
     index: bytes = kombu.INDEX
     mutex: bytes = kombu.MUTEX
+    control: str = f"{kombu.FANOUT}celery.pidbox"
 
     @classmethod
     def parse(cls, url: str) -> CeleryServer:
         """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds), ``prefix``, ``workers`` and ``tasks``
-        (true or false), ``sep``, ``unacked_key``, ``unacked_index_key``, ``unacked_mutex_key``. Raises AgentError, as
-        that does.
+        (true or false), ``sep``, ``unacked_key``, ``unacked_index_key``, ``unacked_mutex_key``, ``fanout_prefix``,
+        ``control_exchange``. Raises AgentError, as that does.
         """
-        _not_amqp(url)
         url = _as_celery_writes(url)
+        _not_amqp(url)
         address, _, query = url.partition("?")
         try:
             options = {name: ",".join(values) for name, values in parse_qs(query).items()}
@@ -134,6 +139,9 @@ class CeleryServer:
         prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
         workers, tasks = options.pop("workers", "false"), options.pop("tasks", "true")
         keys = {name: options.pop(option).encode() for option, name in _KEYS.items() if option in options}
+        fanout = options.pop("fanout_prefix", "true")  # kombu's own default
+        fanout = {"true": kombu.FANOUT, "false": ""}.get(fanout.lower(), fanout)
+        control = f"{fanout}{options.pop('control_exchange', 'celery')}.pidbox"
         if not {workers, tasks} <= {"true", "false"}:
             raise _refused("workers and tasks must be true or false")
         if "+cluster" in address.partition(":")[0]:
@@ -150,7 +158,7 @@ class CeleryServer:
             redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
         except AgentError as error:
             raise _refused(error.why) from None
-        return cls(redis, queues, timeout_s, prefix, workers == "true", tasks == "true", **keys)
+        return cls(redis, queues, timeout_s, prefix, workers == "true", tasks == "true", control=control, **keys)
 
 
 def _not_amqp(url: str) -> None:
@@ -175,17 +183,20 @@ _KEYS = {"sep": "separator", "unacked_key": "unacked", "unacked_index_key": "ind
 
 
 def _as_celery_writes(url: str) -> str:
-    """The address as ``RedisUrl`` has it. Raises AgentError for Celery's list of Sentinels, which lacks the service."""
+    """The address as ``RedisUrl`` has it. Raises AgentError for Celery's lists: that of Sentinels lacks the service."""
     if url.startswith("sentinel://"):
         raise _refused(
             "Celery's sentinel:// lacks the service (master_name): redis+sentinel://HOST:26379,HOST2:26379/SERVICE/DB"
         )
+    if _LIST.search(url):
+        raise _refused("it is Celery's list of brokers: name each server by itself, celery: ['URL', 'URL']")
     if url.startswith(_SOCKET):
         return "unix://" + url.removeprefix(_SOCKET).replace("virtual_host=", "db=", 1)
     return url
 
 
 _SOCKET = "redis+socket://"
+_LIST = re.compile(r";[a-z]+(\+[a-z]+)?://")
 
 
 def _refused(why: str) -> AgentError:
@@ -297,9 +308,11 @@ class _Queue:
 
     @property
     def priorities(self) -> bytes:
-        """Messages of each priority, if more than one has some."""
-        filled = [(priority, one.length) for priority, one in enumerate(self.lists) if one.length]
-        return listed((f"{priority}: {length}" for priority, length in filled), "priorities") if filled[1:] else b""
+        """Messages of each priority, if another one than 0 has some."""
+        filled = {priority: one.length for priority, one in enumerate(self.lists) if one.length}
+        if not filled.keys() - {0}:
+            return b""
+        return listed((f"{priority}: {length}" for priority, length in filled.items()), "priorities")
 
     @property
     def content(self) -> dict[int, ListContent]:
@@ -333,7 +346,7 @@ class CeleryQueues(RedisServer):
         self._keys = [self._prefix + key for key in (server.unacked, server.index, server.mutex)]
         self._user = url.user or "default"
         self._named = [name.encode() for name in server.queues]
-        self._bus = ControlBus(self._prefix, url.db) if server.workers else None
+        self._bus = ControlBus(self._prefix, server.control.replace("{db}", str(url.db))) if server.workers else None
         self._names_from_ns = 0 if server.tasks else inf
         pattern = b"".join(b"\\%c" % c if c in b"*?[]\\" else b"%c" % c for c in self._prefix + kombu.BINDINGS) + b"*"
         self._scan = None if self._named else Scan([], ("MATCH", pattern), "queues")
@@ -506,7 +519,7 @@ class CeleryQueues(RedisServer):
             return lengths, [], 0, failed
         total = _count(total) if len(oldest) >= 2 * MAX_UNACKED else len(oldest) // 2  # they changed in between
         self._hindered(stored, total, mutex, left_ms)
-        entries = [one for one in kombu.pairs(oldest) if len(one[0]) <= MAX_TAG_BYTES and isfinite(one[1])]
+        entries = [one for one in kombu.pairs(oldest) if len(one[0]) <= MAX_TAG_BYTES and abs(one[1]) < _LATEST_S]
         return lengths, entries[:MAX_UNACKED], total, ""
 
     def _hindered(self, stored: Reply, indexed: int, mutex: Reply, left_ms: Reply) -> None:
@@ -518,8 +531,9 @@ class CeleryQueues(RedisServer):
         if least > 0:
             why = "have no time of delivery: they are never redelivered"
             self._problems.append(f"{least} unacknowledged messages {why}")
-        if isinstance(mutex, bytes) and mutex == self._mutex and isinstance(left_ms, int) and left_ms > 0:
-            self._problems.append(f"unacked_mutex is held for {left_ms / 1000:.0f} s more: nothing is redelivered")
+        if isinstance(mutex, bytes) and mutex == self._mutex and isinstance(left_ms, int) and left_ms != _NO_KEY:
+            held = f"for {left_ms / 1000:.0f} s more" if left_ms >= 0 else "and has no expiry, so that it stays"
+            self._problems.append(f"unacked_mutex is held {held}: nothing is redelivered")
         self._mutex = mutex if isinstance(mutex, bytes) else b""
 
     def _tails(self, lengths: dict[_List, int], usages: dict[_List, Reply], asked_ns: int) -> int:
@@ -561,6 +575,8 @@ class CeleryQueues(RedisServer):
                 left -= n * mean
         if not some:
             return
+        for one, _ in some:
+            one.tasks, one.named_ns = Counter(), now_ns  # also if they are too large to be read
         try:
             replies = self.pipeline([("LRANGE", one.key, -n, -1) for one, n in some])
         except RedisDown as error:
@@ -571,7 +587,7 @@ class CeleryQueues(RedisServer):
             if isinstance(reply, hiredis.ReplyError):
                 self._names_from_ns = now_ns + _REFUSED_NS
                 return
-            one.tasks, one.named_ns = Counter(filter(None, map(kombu.task, reply))), now_ns
+            one.tasks = Counter(filter(None, map(kombu.task, reply)))
 
     def _ask_workers(self, now_ns: int) -> None:
         if self._bus is None:
@@ -583,12 +599,13 @@ class CeleryQueues(RedisServer):
             if error.failure != "other":
                 raise
         if self._bus.deaf:
-            why = "is worker_enable_remote_control off, or fanout_prefix set?"
-            self._problems.append(f"messages are taken by workers that do not listen to the control bus: {why}")
+            why = "worker_enable_remote_control off? else add ?fanout_prefix= or ?control_exchange="
+            self._problems.append(f"no worker listens to the control bus: {why}")
         if self._bus.problem:
             self._problems.append(f"workers are not known: {self._bus.problem}")
         elif self._bus.missing:
-            self._problems.append(f"{self._bus.missing} workers did not reply to the last question")
+            how = f"replied in {self._bus.foreign} (task_serializer), which is never read" if self._bus.foreign else ""
+            self._problems.append(f"{self._bus.missing} workers {how or 'did not reply to the last question'}")
 
     def _details(self, sizes: dict[Entry, Reply]) -> tuple[Row, float | None, set[Entry], str]:
         """The last round trip: reads unacknowledged messages of these sizes, the server itself, and TIME last. Returns
@@ -690,11 +707,23 @@ class CeleryQueues(RedisServer):
         if self._bus.complete:
             # Without a worker, messages that the last ones took wait for another one.
             row |= {"consumers": len(its), "held": True}
-            # A worker's limit is for all of its queues, and grows with each task that waits for a set time in it.
-            alone = all(one.prefetch and len(one.queues) == 1 for one in its)
-            if its and alone and not any(one.eta_s for one in queue.mine.values()):
-                row["prefetch"] = sum(one.prefetch or 0 for one in its)
+            row |= self._limit(queue, its)
         return row
+
+    def _limit(self, queue: _Queue, its: list[CeleryWorker]) -> Row:
+        """How many messages these workers may have unacknowledged, and how many they have of other queues: a worker's
+        limit is for all of its queues. It grows with each task that waits for a set time in it. Empty if not known.
+        """
+        names = its[0].queues if its else frozenset()
+        theirs = [self._queues.get(name.encode(errors="replace")) for name in names]
+        if not its or self._bus is None or not all(one.prefetch and one.queues == names for one in its):
+            return {}
+        if any(len(self._bus.of(name)) != len(its) for name in names):
+            return {}
+        if any(one is None or one.failed or any(m.eta_s for m in one.mine.values()) for one in theirs):
+            return {}
+        beside = sum(len(one.mine) for one in theirs if one is not None and one is not queue)
+        return {"prefetch": sum(one.prefetch or 0 for one in its), "beside": beside}
 
     def _pending(self, queue: _Queue, server_s: float) -> Row:
         """Columns of its unacknowledged messages. One that waits for a set time is not pending before that time."""
@@ -708,7 +737,7 @@ class CeleryQueues(RedisServer):
         return {
             "pending": len(since_s),
             "delayed": len(queue.mine) - len(since_s),
-            "oldest_pending_s": max(0.0, server_s - min(since_s)) if since_s else None,
+            "oldest_pending_s": age_since(min(since_s), server_s) if since_s else None,
             "redelivered": sum(one.redelivered for one in queue.mine.values()),
             "redelivery_s": min(due)[0] + (self._visibility_s or 0.0) - server_s if known else None,
         }

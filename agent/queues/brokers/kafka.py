@@ -26,7 +26,7 @@ from agent.common.lookup import look_up, wait_for_some
 from agent.common.settings import flag, one_of, private_text, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
-from agent.queues.age_bounds import AgeBounds
+from agent.queues.age_bounds import AgeBounds, stamped_age
 from agent.queues.catalogue import Broker
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password, password_keys, path_setting
@@ -633,9 +633,10 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             return nan, nan, None, "age: not read"
         if first.t_ns is None:
             return nan, nan, None, "age: the record has no time"
-        if first.t_ns > now_ns:
-            return nan, nan, None, f"age: {(first.t_ns - now_ns) / 1e9:.0f} s ahead"
-        return (now_ns - first.t_ns) / 1e9, nan, first.basis, ""
+        age_s = (now_ns - first.t_ns) / 1e9
+        if isnan(stamped_age(age_s)):
+            return nan, nan, None, f"age: {-age_s:.0f} s ahead"
+        return stamped_age(age_s), nan, first.basis, ""
 
     def _least_age(self, key: Key, committed: int | None, at: _Offsets, now_ns: int) -> AgeBounds | None:
         """Of the first unread record, if it is older than our history and its timestamp is not known. None if it may be

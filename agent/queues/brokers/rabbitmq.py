@@ -25,7 +25,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
-from agent.queues.age_bounds import AgeBounds
+from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
@@ -88,7 +88,6 @@ _INFO, _HEAD, _CAPACITY = (
 )
 _IDENTITY = b"rabbitmq_identity_info"
 _CLOSED = f"{_DETAILED}channels_closed_total".encode()
-_EARLIEST_S, _AHEAD_S = 1_000_000_000, 60  # times before 2001 or a minute ahead are not times
 #: Counters -> the totals to which they add.
 _COUNTERS = {
     f"{_DETAILED}{prefix}_{name}".encode(): totals
@@ -764,11 +763,8 @@ class RabbitQueues(TimedQueue):
 
     def _head_age_s(self, name: Name, queue: _Queue) -> float:
         """Age of the first ready message; NaN if unknown, also where it may have been delivered since."""
-        head_s, wall_s = (self._heads or {}).get(name), time.time()
-        old = self._heads_ns - queue.taken_ns <= STATISTICS_NS
-        if head_s is None or old or not _EARLIEST_S <= head_s <= wall_s + _AHEAD_S:
-            return nan
-        return max(0.0, wall_s - head_s)
+        head_s, old = (self._heads or {}).get(name), self._heads_ns - queue.taken_ns <= STATISTICS_NS
+        return nan if head_s is None or old else age_since(head_s, time.time())
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
         """One row for each known queue, so that its series continues; else one for the server. Counts go on where it
