@@ -199,7 +199,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         analyzers,
     )
     signals = Signals(loop, Reload(config.source, InForce(config, changes), loop).start, live.draw if live else None)
-    status.ready_s = time.monotonic() - started
+    status.ready(started)
     attached, degraded = status.counts()
     log_message(
         f"ready attached={attached} degraded={degraded} pid={os.getpid()}",

@@ -77,6 +77,14 @@ class Status:
         self._stats: dict[str, tuple[int | None, int | None, int]] = {}
         self._counted_ns = -_COUNT_NS
 
+    def ready(self, started_s: float) -> None:
+        """All probes are attached. started_s: time.monotonic() at the start of the agent."""
+        self._started, self.ready_s = started_s, time.monotonic() - started_s
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started
+
     def counts(self) -> tuple[int, int]:
         """(families attached whole, families degraded or unavailable)."""
         states = [family.state for family in self._loaded.families.values()]
@@ -256,10 +264,9 @@ class Status:
         """The JSON of ``tickscope status``, without what only the asker can read."""
         self._count(boot_ns())
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        uptime = time.monotonic() - self._started
         return {
             "pid": os.getpid(),
-            "uptime_s": round(uptime, 3),
+            "uptime_s": round(self.uptime_s, 3),
             "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
             "processes": self.processes(),
@@ -334,7 +341,7 @@ class Status:
         )
         found = self._loop.totals["finding"]
         log_message(
-            f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates;"
+            f"stopped after {self.uptime_s:.1f} s: {rows or 'no rows'}; {found} finding updates;"
             f" lost: {self.lost() or 'nothing'}",
             INFO,
             event="stopped",

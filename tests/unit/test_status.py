@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,6 +43,13 @@ def test_a_loss_of_unknown_size_is_reported_as_such() -> None:
         == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt"
         " (store)"
     )
+
+
+def test_the_uptime_includes_the_start_of_the_agent() -> None:
+    anything: Any = SimpleNamespace()
+    status = Status(anything, anything, anything, anything, anything, anything)
+    status.ready(time.monotonic() - 16)
+    assert 16 <= status.ready_s <= status.uptime_s < 60
 
 
 def test_a_ring_that_is_left_out_is_reported_as_such() -> None:
