@@ -7,6 +7,7 @@ from __future__ import annotations
 import calendar
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,9 +125,11 @@ def read_server(answer: bytes) -> NatsServer:
 def read_report(answer: bytes) -> NatsReport:
     """Raises NotNats."""
     given = _document(answer)
+    accounts = _list(given, "account_details")
+    names = Counter(_text(account, "name") for account in accounts)  # they may be tags, which are not unique
     streams = tuple(
-        _stream(_text(account, "name"), stream)
-        for account in _list(given, "account_details")
+        _stream(_text(account, "name" if names[account["name"]] == 1 else "id"), stream)
+        for account in accounts
         for stream in _list(account, "stream_detail")
     )
     return NatsReport(

@@ -6,6 +6,7 @@ between which the script sent or took the message.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.common.address import peer_bytes
-from agent.queues.brokers.nats import BROKER, TIMEOUT_S
+from agent.queues.brokers.nats import _REPORT, BROKER, TIMEOUT_S, NatsConsumers, NatsUrl
 from agent.queues.nats_report import time_ns
 from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
@@ -291,6 +292,48 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         js.api("STREAM.DELETE.work")
         row = gone(queue, "work", "")
         assert (row["status"], row["reason"]) == (b"gone", b"the stream was deleted; 0 s ago")
+
+
+def test_messages_that_no_consumer_is_to_get(nats: Nats, js: NatsClient) -> None:
+    js.stream("split", retention="workqueue")
+    js.consumer("split", "a", filter_subject="split.a")
+    js.fill("split.a", 5)
+    with watched(BROKER, nats.url + "?streams=split,some") as queue:
+        js.fill("split.b", 7)
+        poll(queue)
+        assert row_of(poll(queue), "split", "") is None  # the first message waits for the consumer
+        js.acknowledge(*js.pull("split", "a", 5))
+        js.fill("split.a", 3)
+        poll(queue)
+        row = now(queue, "split", "")
+        assert (row["lag_messages"], row["exact"], row["consumers"]) == (7, 0, 0), row
+        assert b"filters" in row["reason"] and row["oldest_undelivered_s"] > 0
+        js.consumer("split", "b", filter_subject="split.b")
+        assert row_of(poll(queue), "split", "") is None
+        assert counts(now(queue, "split", "b")) == (7, 0, 0)
+        js.stream("some", retention="interest")
+        js.consumer("some", "a", filter_subject="some.a")
+        js.fill("some.b", 2)  # dropped
+        js.fill("some.a", 2)
+        js.acknowledge(*js.pull("some", "a", 2))
+        for _ in range(2):
+            assert row_of(poll(queue), "some", "") is None
+
+
+def test_all_of_many_accounts_are_watched(tmp_path: Path) -> None:
+    """The server reports 1,024 accounts unless it is asked for more."""
+    names = [f"A{n}" for n in range(1031)]
+    accounts = ", ".join(f'{n}: {{ jetstream: enabled, users: [{{user: "{n}", password: "x"}}] }}' for n in names)
+    server = Nats(tmp_path, more=f"accounts {{ {accounts} }}")
+    try:
+        source = NatsConsumers(NatsUrl.parse(server.url))
+        (row,) = source.poll()
+        assert row["status"] == "ok", row
+        report = json.loads(source._client.get(_REPORT, time.monotonic() + 10))
+        assert len(report["account_details"]) >= len(names)
+    finally:
+        source.close()
+        server.end()
 
 
 def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
