@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import ssl
 
 #: After a handshake of TLS 1.3, a server without the client's certificate ends the connection.
-ENDED = "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
+ENDED = "server ended TLS: it may require a client certificate (set `certificate_file`), or speak no TLS"
 _PLACE = re.compile(r" \(_ssl\.c:\d+\)$")
 
 
@@ -28,7 +28,8 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if certificate:
             files = (certificate, key)
-            context.load_cert_chain(certificate, key or None)
+            # With a passphrase it would be asked for on a terminal.
+            context.load_cert_chain(certificate, key or None, password="")
     except OSError as error:
         # Not the number: OpenSSL's are no errno, and would make it a TimeoutError or the like.
         raise OSError(0, f"{error_text(error)}: {', '.join(filter(None, files))}") from None
@@ -66,8 +67,10 @@ def error_text(error: OSError) -> str:
     if why := getattr(error, "verify_message", ""):
         return unverified(str(why))
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
+    if "PEM lib" in text:
+        return "no PEM, or a key with a passphrase"
     if "(EOF)" in text or "EOF occurred" in text:
         return ENDED
     if "ALERT_CERTIFICATE_REQUIRED" in text or "ALERT_BAD_CERTIFICATE" in text:
-        return "the server refused the TLS connection: it may require a client certificate, or another one"
+        return "server refused TLS: it requires a client certificate, or another one (set `certificate_file`)"
     return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

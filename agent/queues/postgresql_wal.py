@@ -42,7 +42,7 @@ SELECT r.application_name, min(coalesce(host(r.client_addr), '')), count(*) FILT
     extract(epoch FROM statement_timestamp() - min(r.reply_time))::float8
 FROM pg_stat_replication AS r LEFT JOIN pg_replication_slots AS s ON s.active_pid = r.pid
 WHERE coalesce(s.slot_type, 'physical') = 'physical' AND (r.state IS NULL OR r.state IN ('streaming', 'catchup'))
-GROUP BY 1 ORDER BY 1 LIMIT 256
+GROUP BY 1 ORDER BY 1 LIMIT 257
 """
 #: Whether it is a standby, what it has replayed, whether replay is paused; the end of the log.
 END = """

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
-from agent.common.tls import unverified, unverified_by_us
+from agent.common.tls import client_context, error_text, unverified, unverified_by_us
 from agent.errors import AgentError
 from agent.queues import addresses
 from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
@@ -25,7 +27,7 @@ from agent.queues.brokers.postgresql import PostgresQueues, PostgresUrl
 from agent.queues.catalogue import broker
 from agent.queues.postgresql_client import PostgresDown
 from tests.patience import PATIENCE
-from tests.servers.certificates import certificates
+from tests.servers.certificates import certificates, self_signed
 
 REFUSED: dict[str, list[Any]] = {
     "etcd": [
@@ -283,6 +285,20 @@ def test_a_certificate_of_another_authority_names_the_setting(kind: str, strange
 )
 def test_a_refused_certificate_has_a_remedy(why: str, words: str) -> None:
     assert unverified(why) == f"certificate verify failed: {words}"
+
+
+@pytest.mark.parametrize("text", ["EOF occurred in violation of protocol", "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"])
+def test_a_server_that_wants_a_certificate_names_the_setting(text: str) -> None:
+    assert "`certificate_file`" in f"nats 192.168.100.100:8222: {error_text(OSError(1, text))}"[:128]
+
+
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+    key, certificate = self_signed(tmp_path)
+    locked = ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", f"{tmp_path}/locked"]
+    subprocess.run(locked, check=True, capture_output=True)
+    client_context("", certificate, key)
+    with pytest.raises(OSError, match=r"a key with a passphrase: .*/cert, .*/locked"):
+        client_context("", certificate, f"{tmp_path}/locked")
 
 
 @pytest.mark.parametrize(
