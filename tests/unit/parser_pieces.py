@@ -460,9 +460,9 @@ def wal(rng: random.Random) -> None:
 
     for t_ns in (1, 2, 90_000_000_000):
         states, whys, replies = ("reserved", "lost", ""), ("", "", "wal_removed", "x" * 99), (None, -1.0, 1e9)
-        figures = whole(), whole(), whole(), rng.choice(whys), "app", "::1", rng.choice(replies)
+        figures = whole(), whole(), whole(), rng.choice(whys), "app", "::1", rng.choice(replies), 1
         slots = [("s", "d", rng.randrange(2), rng.choice(states), *figures)] * rng.randrange(2)
-        standbys = [("b" * 80, "", rng.randrange(2), whole(), None) for _ in range(rng.randrange(2))]
+        standbys = [("b" * 80, "", rng.randrange(2), whole(), None, 1) for _ in range(rng.randrange(2))]
         _packed(readers.rows(slots, standbys, (rng.randrange(2), whole(), 0, whole()), (t_ns, t_ns)))
 
 
