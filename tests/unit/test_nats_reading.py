@@ -99,6 +99,24 @@ def test_what_a_consumer_says_of_itself(consumer: dict[str, Any], columns: dict[
     assert {name: found[name] for name in columns} == columns
 
 
+@pytest.mark.parametrize(
+    ("config", "room"),
+    [  # 17 messages of 100 bytes; the consumer was given 5
+        ({}, None),
+        ({"max_msgs": 20, "max_bytes": -1}, (12, 20, "deleted")),
+        ({"max_msgs": 1000, "max_bytes": 2000}, (1200, 2000, "deleted")),
+        ({"max_msgs": 20, "discard": "new"}, (17, 20, "stream full")),
+        ({"max_msgs": 20, "retention": "workqueue"}, (17, 20, "deleted")),
+    ],
+)
+def test_how_full_a_stream_is(config: dict[str, Any], room: tuple[int, int, str] | None) -> None:
+    given = report()
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream["config"] |= config
+    stream["state"]["bytes"] = 1700
+    assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == room
+
+
 def test_a_consumer_that_another_server_leads_is_left_to_it() -> None:
     assert row(cluster={"leader": "n2"})["status"] == "ok"
     assert "lag_messages" not in row(cluster={"leader": "n2"})

@@ -366,6 +366,7 @@ class NatsConsumers(TimedQueue):
         if not consumer.push and not full and consumer.paused_s is None:
             row["asked_s"] = (now_ns - known.asked_ns) / 1e9
         row |= self._ages(key, consumer, stream, server_ns, now_ns, notes)
+        row["room"] = _room(stream, stream.last - consumer.delivered)
         row["inexact_reason"] = "; ".join(notes)
         if consumer.paused_s is not None:
             row["reason"] = f"paused for another {consumer.paused_s:.0f} s"
@@ -430,6 +431,7 @@ class NatsConsumers(TimedQueue):
             "consumers": 0,
             "added": stream.last,
             "position": 0,
+            "room": _room(stream, stream.messages),
         }
         if stream.consumers:
             others = sum(one.waits + one.pending for one in stream.consumers)
@@ -470,6 +472,17 @@ def _of_consumer(key: Key, consumer: NatsConsumer) -> Iterator[QueueTimer]:
         what = f"BackOff {times} s" if len(consumer.ack_s) > 1 else f"AckWait {times} s"
         why = f"{what}; the server does not report when"
         yield QueueTimer(key[0], key[1], "redelivery", timers=consumer.pending, unknown=why)
+
+
+def _room(stream: NatsStream, behind: int) -> tuple[int, int, str] | None:
+    """The limit of the stream that is reached first: what is used, of how much, and what happens then. behind: messages
+    after the last one that a consumer was given; what was read is deleted without harm, if the stream does that.
+    """
+    kept = stream.messages if stream.refuses or not stream.trims else max(0, min(behind, stream.messages))
+    used_bytes = stream.bytes_used * kept // max(1, stream.messages)
+    limits = ((kept, stream.most_messages), (used_bytes, stream.most_bytes))
+    used, most = max(limits, key=lambda one: one[0] / one[1] if one[1] else -1.0)
+    return (used, most, "stream full" if stream.refuses else "deleted") if most else None
 
 
 def _redelivered(consumer: NatsConsumer) -> int | None:
