@@ -320,6 +320,16 @@ def test_messages_that_no_consumer_is_to_get(nats: Nats, js: NatsClient) -> None
             assert row_of(poll(queue), "some", "") is None
 
 
+@pytest.mark.parametrize(("discard", "words"), [("old", b"deleted in"), ("new", b"stream full in")])
+def test_the_time_until_a_stream_reaches_its_limit(nats: Nats, js: NatsClient, discard: str, words: bytes) -> None:
+    js.stream("small", max_msgs=20_011, discard=discard)
+    js.consumer("small", "late")
+    with watched(BROKER, nats.url) as queue, client("publish", nats.port, "small.a", 100):
+        row = until_row(queue, "small", "late", lambda row: words in row["reason"])
+        left_s = (20_011 - row["lag_messages"]) / 100
+        assert 0.7 * left_s < row["limit_in_s"] < 1.4 * left_s and row["forecast_err_s"] > 0, row
+
+
 def test_all_of_many_accounts_are_watched(tmp_path: Path) -> None:
     """The server reports 1,024 accounts unless it is asked for more."""
     names = [f"A{n}" for n in range(1031)]
