@@ -332,6 +332,8 @@ def explained(error: HttpDown) -> HttpDown:
         words = _text(given, "error") or _text(given, "message")  # 3.4, 3.5
     except NotEtcd:
         words = ""
+    if not words and error.status == 404:
+        return HttpDown("no JSON gateway: set enable-grpc-gateway: true; etcd before 3.4 has none", status=404)
     if not words:
         return error
     # Without a user, a cluster with users refuses as if the request were wrong.

@@ -124,7 +124,7 @@ class WalReaders:
 
     def _slot(self, slot: tuple[Any, ...], end_at: int, now_ns: int) -> None:
         name, database, active, wal_status, safe_bytes, position, restart, invalid, application, address, reply_s = slot
-        key = database.encode() or _WAL, shown(name.encode())
+        key = shown(database.encode()) or _WAL, shown(name.encode())
         if wal_status == "lost" or invalid:
             reason = f"slot is lost: {_LOST.get(invalid, invalid)}: drop it, and set its consumer up anew"
             self._kept[key] = _Kept(Commits(), now_ns)
@@ -143,7 +143,7 @@ class WalReaders:
             used = max(0, end_at - restart)
             row["room"] = used, used + max(0, safe_bytes), "slot is lost"
         row["asked_s"] = _asked(reply_s)
-        if active:
+        if active and (application or address):  # without the right to see them, neither is known
             row["holder"] = _holder(application, address)
         self._rows.append(row)
 

@@ -470,6 +470,7 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
         (_once(b'HTTP/1.1 403 Forbidden\r\nContent-Length: 18\r\n\r\n{"error":"refused"}'[:-1]), "login", "HTTP 403"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "JSON gateway"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"), "other", "JSON gateway"),
+        (_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone"), "other", "set enable-grpc-gateway: true"),
     ],
 )
 def test_a_server_that_answers_badly_is_down_with_the_reason(

@@ -506,6 +506,7 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
         (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "monitoring port"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "other", "monitoring port"),
+        (_once(b'INFO {"server_id":"A"} \r\n'), "other", "name the monitoring port, http_port"),  # that for clients
     ],
 )
 def test_a_server_that_answers_badly_is_down_with_the_reason(

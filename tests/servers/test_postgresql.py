@@ -764,6 +764,12 @@ def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
         assert bool(dropped) == (t_ns == 3 * S), dropped
 
 
+def test_who_reads_a_slot_is_unknown_without_the_right_to_see_it() -> None:
+    slot = ("site", "", 1, "reserved", None, 100, 100, "", "", "", None, 1)
+    (row,) = WalReaders().rows([slot], [], (0, None, 0, 200), (S, S))
+    assert row["consumers"] == 1 and "holder" not in row
+
+
 def test_slots_and_standbys_beyond_the_bound_are_counted(postgres: Postgres) -> None:
     number = "generate_series(1, 261) AS n"
     slot = (

@@ -180,7 +180,8 @@ class NatsConsumers(TimedQueue):
         except HttpDown as error:
             if error.failure == "login" and now_ns >= self._not_before_ns:
                 self._not_before_ns, self._refusal = now_ns + LOGIN_RETRY_NS, str(error)
-            rows = self._down(str(error), error.failure)
+            not_http = "is not HTTP" in error.reason
+            rows = self._down(f"{error}{': name the monitoring port, http_port' * not_http}", error.failure)
         except NotNats as error:
             self._client.close()
             rows = self._down(f"its answer is not that of a NATS server's monitoring port: {error}")
