@@ -134,7 +134,7 @@ def read_report(answer: bytes) -> NatsReport:
     accounts = _list(given, "account_details")
     names = Counter(_text(account, "name") for account in accounts)  # they may be tags, which are not unique
     streams = tuple(
-        _stream(_text(account, "name" if names[account["name"]] == 1 else "id"), stream)
+        _stream(_text(account, "id" if names[account["name"]] > 1 and "id" in account else "name"), stream)
         for account in accounts
         for stream in _list(account, "stream_detail")
     )

@@ -367,7 +367,7 @@ class NatsConsumers(TimedQueue):
         if not consumer.push and not full and consumer.paused_s is None:
             row["asked_s"] = (now_ns - known.asked_ns) / 1e9
         row |= self._ages(key, consumer, stream, server_ns, now_ns, notes)
-        row["room"] = _room(stream, stream.last - consumer.delivered)
+        row["room"] = _room(stream, None if consumer.filtered else stream.last - consumer.delivered)
         row["inexact_reason"] = "; ".join(notes)
         if consumer.paused_s is not None:
             row["reason"] = f"paused for another {consumer.paused_s:.0f} s"
@@ -475,11 +475,16 @@ def _of_consumer(key: Key, consumer: NatsConsumer) -> Iterator[QueueTimer]:
         yield QueueTimer(key[0], key[1], "redelivery", timers=consumer.pending, unknown=why)
 
 
-def _room(stream: NatsStream, behind: int) -> tuple[int, int, str] | None:
+def _room(stream: NatsStream, behind: int | None) -> tuple[int, int, str] | None:
     """The limit of the stream that is reached first: what is used, of how much, and what happens then. behind: messages
-    after the last one that a consumer was given; what was read is deleted without harm, if the stream does that.
+    after the last one that a consumer was given, None if that is not where it reads on; what was read is deleted
+    without harm, if the stream does that.
     """
-    kept = stream.messages if stream.refuses or not stream.trims else max(0, min(behind, stream.messages))
+    kept = stream.messages
+    if stream.trims and not stream.refuses:
+        if behind is None:
+            return None
+        kept = max(0, min(behind, kept))
     used_bytes = stream.bytes_used * kept // max(1, stream.messages)
     limits = ((kept, stream.most_messages), (used_bytes, stream.most_bytes))
     used, most = max(limits, key=lambda one: one[0] / one[1] if one[1] else -1.0)

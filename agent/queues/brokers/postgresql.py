@@ -7,6 +7,7 @@ is locked (ACCESS EXCLUSIVE), or a query that takes too long, makes its own queu
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -305,7 +306,8 @@ class PostgresQueues(TimedQueue):
             return _refused(error)
         finally:
             if not connection.closed:
-                connection.ask(_END_QUERY, deadline_s)
+                with suppress(StatementError):  # the ROLLBACK is done
+                    connection.ask(_END_QUERY, deadline_s)
         return {}
 
     def _down(self, error: PostgresDown) -> list[Row]:
