@@ -39,7 +39,8 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if certificate:
             files = (certificate, key)
-            context.load_cert_chain(certificate, key or None)
+            # With a passphrase it would be asked for on a terminal.
+            context.load_cert_chain(certificate, key or None, password="")
     except OSError as error:
         # Not the number: OpenSSL's are no errno, and would make it a TimeoutError or the like.
         raise OSError(0, f"{error_text(error)}: {', '.join(filter(None, files))}") from None
@@ -74,7 +75,7 @@ def _is_untimely(why: str) -> bool:
 
 def ended(keys: TlsKeys = IN_SECTION) -> str:
     """After a handshake of TLS 1.3, a server without the client's certificate ends the connection."""
-    return f"the server ended TLS: it may require a client certificate ({keys.certificate}), or speak no TLS"
+    return f"server ended TLS: it may require a client certificate (set {keys.certificate}), or speak no TLS"
 
 
 def error_text(error: OSError, keys: TlsKeys = IN_SECTION) -> str:
@@ -82,8 +83,10 @@ def error_text(error: OSError, keys: TlsKeys = IN_SECTION) -> str:
     if why := getattr(error, "verify_message", ""):
         return unverified(str(why), keys)
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
+    if "PEM lib" in text:
+        return "no PEM, or a key with a passphrase"
     if "(EOF)" in text or "EOF occurred" in text:
         return ended(keys)
     if "ALERT_CERTIFICATE_REQUIRED" in text or "ALERT_BAD_CERTIFICATE" in text:
-        return f"the server refused TLS: it may require a client certificate, or another one ({keys.certificate})"
+        return f"server refused TLS: it requires a client certificate, or another one (set {keys.certificate})"
     return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

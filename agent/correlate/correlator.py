@@ -104,7 +104,7 @@ class Correlator:
             "pending": self._inbox.dropped,
             "late": self._late,
             "evidence": rings + self._dropped_evidence,
-            "subjects": sum(w.dropped for w in self._watches),
+            "subjects": sum(w.dropped for w in self._watches) + self._view.peers_left_out,
             "findings": self._forced + self._clock.skipped,
             "servers": self._view.servers.dropped,
             "rules": self.guard.missed(),

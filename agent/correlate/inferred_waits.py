@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.common.address import UNIX
+from agent.common.fairness import UpperBound
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.path import Spans, path
@@ -31,6 +32,17 @@ _RATIO, _SUM_RATIO = 2.0, 3.0  # slower than ever before; the sum of all its ans
 _STEADY = 5  # requests a second from which none at all is a stall
 _AGAIN = 3
 _BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "peers of a late process of which no wait was seen",
+        _PEERS,
+        "only those that it used last are considered as the cause",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+)
+Connections = list[tuple[bytes, int | None]]  #: (peer, network namespace)
 
 
 @dataclass(frozen=True)
@@ -53,23 +65,26 @@ def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredW
     took = spans[1] - spans[0]
     need = float(took.max(initial=0)) * _COVERS
     pid, found = episode.pid, None
-    visited = {pid}
+    visited, connections = {pid}, _connections(episode, view, pid)
     for _ in range(_STEPS):
-        late = _latest(episode, view, pid)
+        late = _latest(episode, view, connections)
         unobserved_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
         if late is None or late.waited_ns < need - unobserved_ns or late.pid in visited:
             break
         found, pid = late, late.pid
         visited.add(pid)
-    slow = _badly_reached(episode, view, pid, float(took.min(initial=took.max(initial=0))), spans)
+        connections = _connections(episode, view, pid)
+    slow = _badly_reached(episode, view, connections, float(took.min(initial=took.max(initial=0))), spans)
     return slow or ([found] if found else [])
 
 
-def _connections(episode: Episode, view: View, pid: int) -> list[tuple[bytes, int | None]]:
-    """(peer, network namespace) of a process's own connections, the most recently used first."""
+def _connections(episode: Episode, view: View, pid: int) -> Connections:
+    """Of a process's own, the most recently used first."""
     rows = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     rows = rows[(rows["pid"] == pid) & (rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)][::-1]
-    found = [rows[i] for i in sorted(groups([rows["peer"], rows["netns"]])[0])[:_PEERS]] if len(rows) else []
+    last = sorted(groups([rows["peer"], rows["netns"]])[0]) if len(rows) else []
+    view.peers_left_out += len(last[_PEERS:])
+    found = [rows[i] for i in last[:_PEERS]]
     return [
         (row["peer"].tobytes(), int(row["netns"]) if known(row["netns"]) else None)
         for row in found
@@ -77,9 +92,9 @@ def _connections(episode: Episode, view: View, pid: int) -> list[tuple[bytes, in
     ]
 
 
-def _latest(episode: Episode, view: View, pid: int) -> InferredWait | None:
+def _latest(episode: Episode, view: View, connections: Connections) -> InferredWait | None:
     """The peer of a process with the latest answer, among those that never take so long."""
-    late = [one for raw, netns in _connections(episode, view, pid) if (one := _late(episode, view, raw, netns))]
+    late = [one for raw, netns in connections if (one := _late(episode, view, raw, netns))]
     return max(late, key=lambda one: one.waited_ns, default=None)
 
 
@@ -103,10 +118,12 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Inferr
     return InferredWait(raw, int(rows["pid"][i]), text(rows["comm"][i]), float(waited[i]))
 
 
-def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> list[InferredWait]:
+def _badly_reached(
+    episode: Episode, view: View, connections: Connections, shortest_ns: float, spans: Spans
+) -> list[InferredWait]:
     """Peers of a process with a lossy or slow network. Loopback is left out: it only seems slow, if CPUs are busy."""
     found = []
-    for raw, netns in _connections(episode, view, pid):
+    for raw, netns in connections:
         if is_loopback(raw):
             continue
         here = view.servers.find(raw, netns) is not None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.common.address import peer_of
+from agent.common.fairness import UpperBound
 from agent.correlate.backlog import RATES, made_up
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.rows import groups, known
@@ -39,6 +40,16 @@ _BEFORE_NS = 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _PEERS = 256  # the last peers that processes talked to
 _BETTER = 0.5  # score from which a cause passes the blame on
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "peers of late processes that are compared with a fault",
+        _PEERS,
+        "a process that waits for another one may have a finding of its own",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+)
 
 
 def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
@@ -132,8 +143,10 @@ def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator
     """The current and earlier servers of the connections that processes had in the minute before."""
     talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     talks = talks[(talks["role"] != _SERVER) & np.isin(talks["pid"], [pid for pid in by if pid is not None])]
-    talks = talks[::-1]  # the last ones first
-    for i in sorted(groups([talks["peer"], talks["netns"]])[0])[:_PEERS] if len(talks) else ():
+    talks = talks[::-1]
+    last = sorted(groups([talks["peer"], talks["netns"]])[0]) if len(talks) else []
+    view.peers_left_out += len(last[_PEERS:])
+    for i in last[:_PEERS]:
         row = talks[i]
         netns = int(row["netns"]) if known(row["netns"]) else None
         raw = row["peer"].tobytes()

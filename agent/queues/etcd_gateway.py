@@ -50,7 +50,7 @@ class NotEtcd(ValueError):
 @dataclass(frozen=True)
 class MemberStatus:
     """``/v3/maintenance/status``. leader: a member's id, 0 without one. term: number of the election. committed,
-    applied: entries of the raft log. alarms: NOSPACE, CORRUPT.
+    applied: entries of the raft log; None if they are not reported, as by etcd before 3.4. alarms: NOSPACE, CORRUPT.
     """
 
     cluster_id: int
@@ -58,8 +58,8 @@ class MemberStatus:
     leader: int
     term: int
     revision: int
-    committed: int
-    applied: int
+    committed: int | None
+    applied: int | None
     db_bytes: int
     version: str
     alarms: tuple[str, ...]
@@ -99,8 +99,7 @@ def read_status(answer: bytes) -> MemberStatus:
     given = _document(answer)
     header = _mapping(given.get("header"))
     errors = _list(given, "errors")
-    applied = given.get("raftAppliedIndex")
-    committed = number(given, "raftIndex")
+    committed, applied = (number(given, key) if key in given else None for key in ("raftIndex", "raftAppliedIndex"))
     return MemberStatus(
         number(header, "cluster_id", _MOST_ID),
         number(header, "member_id", _MOST_ID),
@@ -108,7 +107,7 @@ def read_status(answer: bytes) -> MemberStatus:
         number(given, "raftTerm"),
         number(header, "revision"),
         committed,
-        committed if applied is None else number(given, "raftAppliedIndex"),
+        applied,
         number(given, "dbSize"),
         _text(given, "version"),
         tuple(dict.fromkeys(name for one in errors if isinstance(one, str) for name in _ALARM.findall(one)))[:4],
@@ -333,6 +332,8 @@ def explained(error: HttpDown) -> HttpDown:
         words = _text(given, "error") or _text(given, "message")  # 3.4, 3.5
     except NotEtcd:
         words = ""
+    if not words and error.status == 404:
+        return HttpDown("no JSON gateway: set enable-grpc-gateway: true; etcd before 3.4 has none", status=404)
     if not words:
         return error
     # Without a user, a cluster with users refuses as if the request were wrong.

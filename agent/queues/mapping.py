@@ -1,6 +1,7 @@
 """Queues from a page of metrics (Prometheus's text format) or a JSON document (expvar), by a mapping. Pure.
 
-A source of a figure is a metric with labels, ``NAME`` or ``NAME{label="value"}``, or a path in JSON, ``/queues/*/len``
+A source of a figure is a metric with labels, ``NAME`` or ``NAME{label="value"}`` (``{"a.b",label="value"}`` if the name
+needs quotes), or a path in JSON, ``/queues/*/len``
 (RFC 6901 with ``*`` for each member or element). The name of a queue is a text with ``{label}`` in it; what the n-th
 ``*`` of a path stands for is the label ``n``.
 """
@@ -17,7 +18,7 @@ from typing import Any
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues.age_bounds import AHEAD_S, EARLIEST_S, age_since, stamped_age
-from agent.queues.prometheus_text import NotPrometheus, labels, metric_samples, whole_number
+from agent.queues.prometheus_text import NotPrometheus, metric_name, metric_samples, selector, whole_number
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
 
@@ -36,11 +37,10 @@ _COUNTS = {
 _TOTALS = ("added", "done")
 #: Ages, and what they are.
 _TIMES = {"oldest_s": "an age in seconds", "oldest_at_s": "a past time in seconds"}
-_SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?")
-_PLACE = re.compile(r"\{(\w+)\}")
-_TYPE = re.compile(rb"^# TYPE (\S+) (\S+)[ \t]*$", re.MULTILINE)
-_NAME_ENDS = re.compile(rb"[\s{]")
+_PLACE = re.compile(r"\{([^{}]+)\}")
+_TYPE = re.compile(rb'^#[ \t]+TYPE[ \t]+"?([^\s"]+)"?[ \t]+(\S+)[ \t]*$', re.MULTILINE)
 _PART = re.compile(rb"_(total|count|sum|bucket)$")
+_CUMULATIVE = ("le", "quantile")  # labels of samples that must not be added up
 
 Samples = Iterator[tuple[Mapping[str, str], Any]]  #: labels and value
 #: What an answer has for a figure and its source. Raises Problem.
@@ -65,11 +65,9 @@ class MetricSource:
         """Raises ValueError."""
         if given.startswith("/"):
             return cls(given, path=tuple(part.replace("~1", "/").replace("~0", "~") for part in given[1:].split("/")))
-        found = _SELECTOR.fullmatch(given)
         try:
-            if found is None:
-                raise NotPrometheus
-            return cls(given, found[1].encode(), labels((found[2] or "").encode()))
+            name, its = selector(given.encode())
+            return cls(given, name, its)
         except NotPrometheus:
             raise ValueError('must be a metric, NAME or NAME{label="value"}, or a JSON path, /queues/*/len') from None
 
@@ -125,6 +123,8 @@ def read(mapped: Sequence[MappedQueues], answer: bytes, wall_s: float) -> list[R
                 for labels_of, value in find(figure, source):
                     try:
                         key = _named(one.name, labels_of, source), _named(one.group, labels_of, source)
+                        if not key[0]:
+                            raise Problem(f"a sample of {source.text} has no name: its label is empty")
                     except Problem as problem:  # other samples may have what this one lacks
                         problems[f"{figure}: {problem}"] = None
                         continue
@@ -141,21 +141,22 @@ def read(mapped: Sequence[MappedQueues], answer: bytes, wall_s: float) -> list[R
 def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
     wanted = {source.name for source in sources}
     kinds = dict(_TYPE.findall(answer))
-    by_name: dict[bytes, list[tuple[Mapping[bytes, bytes], float]]] = {}
+    # Of samples with the same labels the last one counts: OpenMetrics has several of them with their times.
+    by_name: dict[bytes, dict[bytes, tuple[Mapping[bytes, bytes], float]]] = {}
     unread: list[bytes] = []
     for sample in metric_samples(answer, wanted, unread):
-        samples = by_name.setdefault(sample.name, [])
+        samples = by_name.setdefault(sample.name, {})
         if len(samples) <= MAX_SAMPLES:
-            samples.append((sample.labels, sample.value))
+            samples[sample.raw] = sample.labels, sample.value
     if unread and not by_name:
         raise NotPrometheus(unread[0][:40].decode(errors="replace"))
-    malformed = {_NAME_ENDS.split(line.lstrip(), 1)[0]: line for line in unread}
+    malformed = {metric_name(line): line for line in unread}
 
     def find(figure: str, source: MetricSource) -> Samples:
         kind = kinds.get(source.name) or kinds.get(_PART.sub(b"", source.name), b"")
         samples = [
             ({name.decode(errors="replace"): its.decode(errors="replace") for name, its in one.items()}, value)
-            for one, value in by_name.get(source.name, ())
+            for one, value in by_name.get(source.name, {}).values()
             if source.labels.items() <= one.items()
         ]
         if (line := malformed.get(source.name)) is not None:  # a sum without it would be wrong
@@ -166,6 +167,9 @@ def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
             raise Problem(f"more than {MAX_SAMPLES} samples of {source.text}")
         if figure not in _TOTALS and kind in (b"counter", b"histogram", b"summary"):
             raise Problem(f"{source.text} is a {kind.decode()}, not a gauge: a counter is for added or done")
+        for label in _CUMULATIVE:
+            if label.encode() not in source.labels and any(label in one for one, _ in samples):
+                raise Problem(f"{source.text} is of a histogram or summary: take its _count, or choose one {label}")
         yield from samples
 
     return find

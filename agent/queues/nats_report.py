@@ -7,6 +7,7 @@ from __future__ import annotations
 import calendar
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,9 @@ class NatsConsumer:
 class NatsStream:
     """Times are of the server's wall clock, 0 if unknown. kept_s: 0 without a limit of age. window_s: of deduplication,
     0 without one. work: each message is for one consumer and is removed when it is acknowledged. trims: messages are
-    removed by limits only. replaces: a newer message of the same subject removes an older one.
+    removed by limits only. replaces: a newer message of the same subject removes an older one. bytes_used, most_bytes,
+    most_messages: of all its messages, 0 without a limit. refuses: if it is full, it takes no more; others delete the
+    oldest.
     """
 
     account: str
@@ -89,6 +92,10 @@ class NatsStream:
     work: bool
     trims: bool
     replaces: bool
+    bytes_used: int
+    most_bytes: int
+    most_messages: int
+    refuses: bool
     consumers: tuple[NatsConsumer, ...]
 
 
@@ -124,9 +131,11 @@ def read_server(answer: bytes) -> NatsServer:
 def read_report(answer: bytes) -> NatsReport:
     """Raises NotNats."""
     given = _document(answer)
+    accounts = _list(given, "account_details")
+    names = Counter(_text(account, "name") for account in accounts)  # they may be tags, which are not unique
     streams = tuple(
-        _stream(_text(account, "name"), stream)
-        for account in _list(given, "account_details")
+        _stream(_text(account, "id" if names[account["name"]] > 1 and "id" in account else "name"), stream)
+        for account in accounts
         for stream in _list(account, "stream_detail")
     )
     return NatsReport(
@@ -175,6 +184,10 @@ def _stream(account: str, given: dict[str, Any]) -> NatsStream:
         retention == "workqueue",
         retention == "limits",
         _whole(config.get("max_msgs_per_subject", 0)) > 0,
+        _count(state, "bytes", 0),
+        max(0, _whole(config.get("max_bytes", 0))),
+        max(0, _whole(config.get("max_msgs", 0))),
+        _text(config, "discard", "old") == "new",
         tuple(map(_consumer, _list(given, "consumer_detail"))),
     )
 

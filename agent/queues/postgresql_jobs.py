@@ -6,6 +6,7 @@ converted by the server to the type that is expected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, isnan
 from typing import Any
@@ -19,6 +20,8 @@ MAX_QUEUES = 1024
 _LETTERS = 256
 _MOST = (1 << 63) - 1
 _LATEST_S = 9e9  # later times do not fit as ns
+#: A transaction that only reads may take advisory locks.
+_LOCKS = re.compile(r"\bpg_(?:try_)?advisory_(?:xact_)?lock", re.IGNORECASE)
 
 #: Columns that a query may have -> column of ``queue_lag``, or member of a row (agent/queues/judged.py).
 TEXTS = {"queue": "destination", "consumer_group": "consumer_group", "holder": "holder"}
@@ -67,7 +70,9 @@ class UnfitQuery(ValueError):
 
 
 def probe(query: str) -> str:
-    """A statement that returns the query's columns, and no row."""
+    """A statement that returns the query's columns, and no row. Raises UnfitQuery."""
+    if _LOCKS.search(query):
+        raise UnfitQuery("the query must take no locks: leave out pg_advisory_lock and the like")
     return _WITHIN.format("*", query, 0)
 
 

@@ -7,7 +7,7 @@ of no use: of an idle slot they grow and then turn null.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -21,6 +21,7 @@ MAX_SLOTS = 256
 _GONE_NS = 60_000_000_000  # a dropped slot is shown for this long
 
 #: Positions come before the end of the log, so that no lag is negative. ``to_jsonb``: for columns of newer versions.
+#: The last column is the number of all of them.
 SLOTS = """
 SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesce(s.wal_status, ''), s.safe_wal_size,
     pg_wal_lsn_diff(CASE s.slot_type WHEN 'logical' THEN s.confirmed_flush_lsn ELSE s.restart_lsn END, '0/0')::bigint,
@@ -31,15 +32,15 @@ SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesc
         ''
     ),
     coalesce(r.application_name, ''), coalesce(host(r.client_addr), ''),
-    extract(epoch FROM statement_timestamp() - r.reply_time)::float8
+    extract(epoch FROM statement_timestamp() - r.reply_time)::float8, count(*) OVER ()
 FROM pg_replication_slots AS s LEFT JOIN pg_stat_replication AS r ON r.pid = s.active_pid
-ORDER BY 1 LIMIT 257
+ORDER BY 1 LIMIT 256
 """
 #: Physical standbys with what they have replayed; the slowest of those with one name.
 STANDBYS = """
 SELECT r.application_name, min(coalesce(host(r.client_addr), '')), count(*) FILTER (WHERE r.state IS NULL),
     min(pg_wal_lsn_diff(coalesce(r.replay_lsn, r.flush_lsn, r.write_lsn), '0/0'))::bigint,
-    extract(epoch FROM statement_timestamp() - min(r.reply_time))::float8
+    extract(epoch FROM statement_timestamp() - min(r.reply_time))::float8, count(*) OVER ()
 FROM pg_stat_replication AS r LEFT JOIN pg_replication_slots AS s ON s.active_pid = r.pid
 WHERE coalesce(s.slot_type, 'physical') = 'physical' AND (r.state IS NULL OR r.state IN ('streaming', 'catchup'))
 GROUP BY 1 ORDER BY 1 LIMIT 256
@@ -87,8 +88,8 @@ class WalReaders:
 
     def rows(
         self,
-        slots: Iterable[tuple[Any, ...]],
-        standbys: Iterable[tuple[Any, ...]],
+        slots: Sequence[tuple[Any, ...]],
+        standbys: Sequence[tuple[Any, ...]],
         end: tuple[Any, ...],
         t_ns: tuple[int, int],
     ) -> list[Row]:
@@ -100,14 +101,13 @@ class WalReaders:
         if end_at is None:
             return [{"reason": "the end of the log is unknown"}]
         self._history.add(now_ns, end_at)
-        more = False
-        for number, slot in enumerate(slots):
-            if more := number == MAX_SLOTS:
-                self._rows.append({"reason": f"more than {MAX_SLOTS} replication slots are not watched"})
-            else:
-                self._slot(slot, end_at, now_ns)
+        for found, what in ((slots, "replication slots"), (standbys, "standbys")):
+            if found and (more := found[0][-1] - len(found)) > 0:
+                self._rows.append({"reason": f"{more} {what} more than {MAX_SLOTS} are not watched"})
+        for slot in slots:
+            self._slot(slot[:-1], end_at, now_ns)
         hidden = 0
-        for name, address, unseen, position, reply_s in standbys:
+        for name, address, unseen, position, reply_s, _ in standbys:
             hidden += unseen
             if position is not None and not unseen:
                 row = self._row((_WAL, shown(f"{name} (replay)".encode())), position, end_at, now_ns, consumers=1)
@@ -119,12 +119,12 @@ class WalReaders:
             row = self._row(_REPLAY, replayed, end_at, now_ns, consumers=0 if paused else 1)
             note = {"inexact_reason": f"{row['inexact_reason']}; replay is paused"} if paused else {}
             self._rows.append({**row, **note})
-        self._dropped(now_ns, more)
+        self._dropped(now_ns, bool(slots) and slots[0][-1] > len(slots))
         return self._rows
 
     def _slot(self, slot: tuple[Any, ...], end_at: int, now_ns: int) -> None:
         name, database, active, wal_status, safe_bytes, position, restart, invalid, application, address, reply_s = slot
-        key = database.encode() or _WAL, shown(name.encode())
+        key = shown(database.encode()) or _WAL, shown(name.encode())
         if wal_status == "lost" or invalid:
             reason = f"slot is lost: {_LOST.get(invalid, invalid)}: drop it, and set its consumer up anew"
             self._kept[key] = _Kept(Commits(), now_ns)
@@ -143,7 +143,7 @@ class WalReaders:
             used = max(0, end_at - restart)
             row["room"] = used, used + max(0, safe_bytes), "slot is lost"
         row["asked_s"] = _asked(reply_s)
-        if active:
+        if active and (application or address):  # without the right to see them, neither is known
             row["holder"] = _holder(application, address)
         self._rows.append(row)
 

@@ -1,6 +1,6 @@
 """Parses the text format of Prometheus (prometheus.io/docs/instrumenting/exposition_formats), and what OpenMetrics has
-beside it: times as fractions, exemplars. Pure, strict and bounded: a text that is not of this format is refused as a
-whole, unless the caller takes the lines that are.
+beside it: times as fractions, exemplars. Names in quotes, ``{"a.b",c="d"}``, too. Pure, strict and bounded: a text that
+is not of this format is refused as a whole, unless the caller takes the lines that are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LINE = re.compile(
     rb"(?<=[ \t}])([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[Ii]nf|NaN|nan))"
     rb"(?:[ \t]+-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?[ \t]*(?:[ \t]# \{.*)?"
 )
-_LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
+_LABEL = re.compile(
+    rb'[ \t]*(?:([a-zA-Z_][a-zA-Z0-9_]*)|"((?:[^"\\]|\\.)+)")[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)'
+)
+_QUOTED = re.compile(rb'[ \t]*\{[ \t]*"((?:[^"\\]|\\.)+)"[ \t]*(?:,|(?=\}))')
 _ESCAPED = re.compile(rb"\\(.)")
 _PLAIN = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
 _MOST = 1 << 63
@@ -61,15 +64,17 @@ def metric_samples(
     for number, line in enumerate(text.split(b"\n"), 1):
         if number > MAX_LINES:
             raise NotPrometheus(f"more than {MAX_LINES:,} lines")
-        if len(line) > MAX_LINE_BYTES:
-            raise NotPrometheus(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
         if not line or line.startswith(b"#") or line.isspace():
             continue
         if left_out is not None:
             name, labelled, _ = line.partition(b"{")
             name = name.rstrip()
+            if labelled and (not name or b" " in name):
+                name = metric_name(line)
             if labelled and (name not in wanted or (name in sparse and line.endswith(b"} 0"))):
                 continue
+        if len(line) > MAX_LINE_BYTES:
+            raise NotPrometheus(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
         try:
             sample = _sample(line, wanted, known)
         except NotPrometheus as error:
@@ -81,6 +86,24 @@ def metric_samples(
                 yield sample
 
 
+def metric_name(line: bytes) -> bytes:
+    """The part before the labels, or the name in quotes; anything if the line is malformed."""
+    name = line.partition(b"{")[0].strip()
+    if name:
+        return name.split(None, 1)[0] if b" " in name or b"\t" in name else name
+    quoted = _QUOTED.match(line)
+    return _unescaped(quoted[1]) if quoted else b""
+
+
+def selector(text: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """Name and labels of a metric as it is on a page, without a value. Raises NotPrometheus."""
+    name = metric_name(text)
+    sample = _sample(text + b" 0", (name,), {})
+    if sample is None or not (text == name or text.endswith(b"}")):
+        raise NotPrometheus("no metric")
+    return name, dict(sample.labels)
+
+
 def whole_number(value: float) -> int | None:
     """A count; None if it is none."""
     return int(value) if math.isfinite(value) and 0 <= value < _MOST and value.is_integer() else None
@@ -88,9 +111,14 @@ def whole_number(value: float) -> int | None:
 
 def _sample(line: bytes, wanted: Collection[bytes], known: dict[bytes, dict[bytes, bytes]]) -> MetricSample | None:
     found = _LINE.fullmatch(line)
+    quoted = _QUOTED.match(line) if found is None else None
+    if quoted is not None:
+        found = _LINE.fullmatch(b"_{" + line[quoted.end() :])
     if found is None:
         raise NotPrometheus("no sample")
     name, raw, number = found.groups()
+    if quoted is not None:
+        name = _unescaped(quoted[1])
     if name not in wanted:
         return None
     raw = raw or b""
@@ -106,11 +134,16 @@ def labels(raw: bytes) -> dict[bytes, bytes]:
     at = 0
     while raw[at:].strip(b" \t"):
         one = _LABEL.match(raw, at)
-        if one is None or one[1] in found or len(found) == MAX_LABELS:
+        name = b"" if one is None else one[1] or _unescaped(one[2])
+        if one is None or name in found or len(found) == MAX_LABELS:
             raise NotPrometheus("labels")
-        found[one[1]] = _ESCAPED.sub(_plain, one[2])
+        found[name] = _ESCAPED.sub(_plain, one[3])
         at = one.end()
     return found
+
+
+def _unescaped(text: bytes) -> bytes:
+    return _ESCAPED.sub(lambda escape: _PLAIN.get(escape[1], escape[0]), text)
 
 
 def _plain(escape: re.Match[bytes]) -> bytes:

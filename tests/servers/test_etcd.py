@@ -447,7 +447,7 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
         for authority, own, reason in (
             ("ours", {**ours, "key_file": f"{tmp_path}/ours.key"}, ""),
             ("theirs", {**ours, "key_file": f"{tmp_path}/ours.key"}, "certificate verify failed"),
-            ("ours", {}, "it may require a client certificate"),
+            ("ours", {}, "it may require a client certificate (set `certificate_file`)"),
             ("ours", {**ours, "key_file": none}, f"no such file or directory: {tmp_path}/ours.pem, {none}"),
         ):
             section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem", **own}
@@ -470,6 +470,7 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
         (_once(b'HTTP/1.1 403 Forbidden\r\nContent-Length: 18\r\n\r\n{"error":"refused"}'[:-1]), "login", "HTTP 403"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "JSON gateway"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"), "other", "JSON gateway"),
+        (_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone"), "other", "set enable-grpc-gateway: true"),
     ],
 )
 def test_a_server_that_answers_badly_is_down_with_the_reason(

@@ -6,6 +6,7 @@ between which the script sent or took the message.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.common.address import peer_bytes
-from agent.queues.brokers.nats import BROKER, TIMEOUT_S
+from agent.queues.brokers.nats import _REPORT, BROKER, TIMEOUT_S, NatsConsumers, NatsUrl
 from agent.queues.nats_report import time_ns
 from agent.queues.packing import TABLE
 from agent.queues.queue import Queue
@@ -293,6 +294,58 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         assert (row["status"], row["reason"]) == (b"gone", b"the stream was deleted; 0 s ago")
 
 
+def test_messages_that_no_consumer_is_to_get(nats: Nats, js: NatsClient) -> None:
+    js.stream("split", retention="workqueue")
+    js.consumer("split", "a", filter_subject="split.a")
+    js.fill("split.a", 5)
+    with watched(BROKER, nats.url + "?streams=split,some") as queue:
+        js.fill("split.b", 7)
+        poll(queue)
+        assert row_of(poll(queue), "split", "") is None  # the first message waits for the consumer
+        js.acknowledge(*js.pull("split", "a", 5))
+        js.fill("split.a", 3)
+        poll(queue)
+        row = now(queue, "split", "")
+        assert (row["lag_messages"], row["exact"], row["consumers"]) == (7, 0, 0), row
+        assert b"filters" in row["reason"] and row["oldest_undelivered_s"] > 0
+        js.consumer("split", "b", filter_subject="split.b")
+        assert row_of(poll(queue), "split", "") is None
+        assert counts(now(queue, "split", "b")) == (7, 0, 0)
+        js.stream("some", retention="interest")
+        js.consumer("some", "a", filter_subject="some.a")
+        js.fill("some.b", 2)  # dropped
+        js.fill("some.a", 2)
+        js.acknowledge(*js.pull("some", "a", 2))
+        for _ in range(2):
+            assert row_of(poll(queue), "some", "") is None
+
+
+@pytest.mark.parametrize(("discard", "words"), [("old", b"deleted in"), ("new", b"stream full in")])
+def test_the_time_until_a_stream_reaches_its_limit(nats: Nats, js: NatsClient, discard: str, words: bytes) -> None:
+    js.stream("small", max_msgs=20_011, discard=discard)
+    js.consumer("small", "late")
+    with watched(BROKER, nats.url) as queue, client("publish", nats.port, "small.a", 100):
+        row = until_row(queue, "small", "late", lambda row: words in row["reason"])
+        left_s = (20_011 - row["lag_messages"]) / 100
+        assert 0.7 * left_s < row["limit_in_s"] < 1.4 * left_s and row["forecast_err_s"] > 0, row
+
+
+def test_all_of_many_accounts_are_watched(tmp_path: Path) -> None:
+    """The server reports 1,024 accounts unless it is asked for more."""
+    names = [f"A{n}" for n in range(1031)]
+    accounts = ", ".join(f'{n}: {{ jetstream: enabled, users: [{{user: "{n}", password: "x"}}] }}' for n in names)
+    server = Nats(tmp_path, more=f"accounts {{ {accounts} }}")
+    try:
+        source = NatsConsumers(NatsUrl.parse(server.url))
+        (row,) = source.poll()
+        assert row["status"] == "ok", row
+        report = json.loads(source._client.get(_REPORT, time.monotonic() + 10))
+        assert len(report["account_details"]) >= len(names)
+    finally:
+        source.close()
+        server.end()
+
+
 def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
     js.stream("aged", max_age=3600 * SECOND)
     js.fill("aged.a", 13)
@@ -453,6 +506,7 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
         (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "monitoring port"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "other", "monitoring port"),
+        (_once(b'INFO {"server_id":"A"} \r\n'), "other", "name the monitoring port, http_port"),  # that for clients
     ],
 )
 def test_a_server_that_answers_badly_is_down_with_the_reason(

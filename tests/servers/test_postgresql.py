@@ -23,7 +23,7 @@ from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.postgresql_client import _down
-from agent.queues.postgresql_wal import SLOTS, WalReaders
+from agent.queues.postgresql_wal import SLOTS, STANDBYS, WalReaders
 from agent.queues.queue import Row
 from tests.patience import PATIENCE, until
 from tests.servers.polled import failed, poll, row_of
@@ -260,6 +260,17 @@ def test_nothing_is_locked_between_polls_and_a_locked_table_costs_only_its_queue
     queue.close()
 
 
+def test_advisory_locks_of_a_function_end_with_the_query(postgres: Postgres) -> None:
+    postgres.do(
+        "CREATE OR REPLACE FUNCTION free(id bigint) RETURNS bool LANGUAGE sql AS 'SELECT pg_try_advisory_lock(id)'"
+    )
+    add(postgres, 5)
+    queue = source(postgres, query="SELECT 'mail' AS queue, count(*) AS ready FROM jobs WHERE free(id)", slots=False)
+    assert row_of(poll(queue), "mail")["lag_messages"] == 5
+    assert postgres.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]
+    queue.close()
+
+
 def test_a_slow_query_is_asked_seldom_and_its_figures_are_marked(postgres: Postgres) -> None:
     add(postgres, 3)
     slow = "SELECT 'mail' AS queue, count(*) AS ready FROM jobs, pg_sleep(0.2)"
@@ -284,6 +295,7 @@ def test_a_slow_query_is_asked_seldom_and_its_figures_are_marked(postgres: Postg
         ("SELECT queue, 1 AS ready, run_at::timestamp AS oldest FROM jobs", "no time zone: write it as oldest AT TIME"),
         ("SELECT queue, 1 AS ready, 5 AS oldest FROM jobs", "oldest is not a timestamp"),
         ("SELECT queue, id AS ready FROM jobs FOR UPDATE SKIP LOCKED", "must only read: cannot execute SELECT FOR UP"),
+        ("SELECT queue, id AS ready FROM jobs WHERE pg_try_advisory_lock(id)", "must take no locks: leave out pg_adv"),
         ("DELETE FROM jobs RETURNING queue, 1 AS ready", "the query is not one SELECT: syntax error"),
         ("SELECT 'a' AS queue, 1 AS ready; DROP TABLE jobs", "the query is not one SELECT: syntax error"),
         ("SELECT queue, 1 AS ready FROM nothing", 'query: relation "nothing" does not exist'),
@@ -713,7 +725,7 @@ def test_a_slower_standby_of_the_same_name_that_returns_is_no_step_back() -> Non
 
         def poll(self) -> list[Row]:
             now_ns[0] += 2 * 10**9
-            standby = ("walreceiver", "10.0.0.1", 0, self.positions.pop(0), 0.1)
+            standby = ("walreceiver", "10.0.0.1", 0, self.positions.pop(0), 0.1, 1)
             return readers.rows([], [standby], (0, None, 0, 6000 + now_ns[0] // 10**8), (now_ns[0], now_ns[0]))
 
         def close(self) -> None: ...
@@ -746,7 +758,7 @@ def test_a_slot_that_conflicts_with_recovery(postgres: Postgres, columns: str, w
 def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
     readers = WalReaders()
     for t_ns, names in ((S, range(1, 258)), (2 * S, range(257)), (3 * S, range(100))):
-        slots = [(f"s{n:03}", "", 0, "reserved", None, 100, 100, "", "", "", None) for n in names]
+        slots = [(f"s{n:03}", "", 0, "reserved", None, 100, 100, "", "", "", None, len(names)) for n in names][:256]
         rows = readers.rows(slots, [], (0, None, 0, 200), (t_ns, t_ns))
         dropped = [row for row in rows if row.get("status") == "gone"]
         assert bool(dropped) == (t_ns == 3 * S), dropped
@@ -758,3 +770,29 @@ def test_a_server_that_asks_for_a_certificate_names_the_setting() -> None:
         "connection requires a valid client certificate: set `certificate_file`, `key_file`",
         "login",
     )
+
+
+def test_who_reads_a_slot_is_unknown_without_the_right_to_see_it() -> None:
+    slot = ("site", "", 1, "reserved", None, 100, 100, "", "", "", None, 1)
+    (row,) = WalReaders().rows([slot], [], (0, None, 0, 200), (S, S))
+    assert row["consumers"] == 1 and "holder" not in row
+
+
+def test_slots_and_standbys_beyond_the_bound_are_counted(postgres: Postgres) -> None:
+    number = "generate_series(1, 261) AS n"
+    slot = (
+        "(SELECT 's' || n AS slot_name, 'physical' AS slot_type, NULL AS database, false AS active, NULL::int AS"
+        " active_pid, '0/10'::pg_lsn AS restart_lsn, NULL::pg_lsn AS confirmed_flush_lsn, 'reserved' AS wal_status,"
+        f" NULL::int8 AS safe_wal_size FROM {number}) AS s"
+    )
+    standby = (
+        "(SELECT 'b' || n AS application_name, NULL::inet AS client_addr, 'streaming' AS state, '0/10'::pg_lsn AS"
+        " replay_lsn, '0/10'::pg_lsn AS flush_lsn, '0/10'::pg_lsn AS write_lsn, now() AS reply_time, n AS pid"
+        f" FROM {number}) AS r"
+    )
+    slots = postgres.do(SLOTS.replace("pg_replication_slots AS s", slot))
+    standbys = postgres.do(STANDBYS.replace("pg_stat_replication AS r", standby))
+    rows = WalReaders().rows(slots, standbys, (0, None, 0, 200), (S, S))
+    reasons = [row["reason"] for row in rows if "reason" in row]
+    assert reasons == [f"5 {what} more than 256 are not watched" for what in ("replication slots", "standbys")]
+    assert len(rows) == 2 + 256 + 256

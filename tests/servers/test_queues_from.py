@@ -286,6 +286,24 @@ LENGTHS = {"name": "{queue}", "length": "waits", "done": "taken_total", "oldest_
             {},
             'be read: waits{queue="a",s="2"} 0x10',
         ),
+        (LENGTHS, b'waits{queue="a"} 5\nwaits{queue="a"} 5\nwaits{queue=""} 7\n', {"a": 5}, "its label is empty"),
+        (
+            {"name": "{queue.name}", "length": '{"shop.waits",s="1"}', "done": "took"},
+            (
+                b'# TYPE "shop.waits" gauge\n{"shop.waits", s="1" ,"queue.name"="a"} 5 # {trace="x"} 1\n'
+                b'{"shop.waits",s="2","queue.name"="b"} 7\n{"shop\\n",s="1"} 3\n'
+            ),
+            {"a": 5},
+            "done: the page has no took",
+        ),
+        (
+            {**LENGTHS, "done": "took_seconds_bucket"},
+            b'waits{queue="a"} 5\ntook_seconds_bucket{queue="a",le="1"} 3\ntook_seconds_bucket{queue="a",le="2"} 4\n',
+            {"a": 5},
+            "take its _count, or choose one le",
+        ),
+        (LENGTHS, b"# HELP a " + b"b" * 20_000 + b'\nwaits{queue="a"} 5\n', {"a": 5}, "the page has no came"),
+        (LENGTHS, b'#  TYPE\twaits  counter\nwaits{queue="a"} 5\n', {}, "waits is a counter"),
         (LENGTHS, b'waits 9\nwaits{queue="a"} 5\n', {"a": 5}, "length: waits has no label queue"),
         (
             LENGTHS,

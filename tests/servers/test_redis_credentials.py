@@ -200,7 +200,7 @@ def secure(tmp_path: Path) -> Iterator[int]:
         ("127.0.0.1", {"ca_file": "other.pem"}, b"down", b"verify failed: set `ca_file` to its authority ("),
         ("127.0.0.1", {}, b"down", b"verify failed: set `ca_file` to its authority ("),
         ("127.0.0.1", {"ca_file": "none"}, b"down", b"ca_file"),
-        ("127.0.0.1", {"ca_file": "ca.pem"}, b"down", b"(`certificate_file`)"),
+        ("127.0.0.1", {"ca_file": "ca.pem"}, b"down", b"(set `certificate_file`)"),
     ],
 )
 def test_certificates(

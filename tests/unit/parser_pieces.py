@@ -408,6 +408,7 @@ _PAGE = (
     b"# TYPE d counter\n",
     b'd{queue="a"} 1e300\n',
     b'at{queue="a"} 1.7e9\n',
+    b'{"a.b",queue="a","x.y"="1"} 5\n',
 )
 _VARS = (
     b'{"queues":{"a":{"len":3,"cap":1e9,"done":-1},"b":{"len":99999999999999999999,"cap":null}},"l":[{"len":1},[2]]}'
@@ -421,7 +422,7 @@ def _packed(rows: Any) -> None:
 
 def mapped(rng: random.Random) -> None:
     """An answer by a mapping; then its rows can be packed."""
-    sources = ("q", 'q{shard="1"}', "d", "at", "none")
+    sources = ("q", 'q{shard="1"}', "d", "at", "none", '{"a.b"}')
     paths = ("/queues/*/len", "/queues/*/cap", "/*/*/done", "/l/0/len", "/l/*/*", "/")
     in_json = rng.random() < 0.5
     keys = ("length", "limit", "done", "oldest_at_s", "oldest_s", "pending")
@@ -432,7 +433,9 @@ def mapped(rng: random.Random) -> None:
 
 
 def selector(rng: random.Random) -> None:
-    mapping.MetricSource.parse(mutated(rng, rng.choice((b'q{a="b",c="\\""}', b"/a/*/~1~0"))).decode("latin-1"))
+    mapping.MetricSource.parse(
+        mutated(rng, rng.choice((b'q{a="b",c="\\""}', b'{"a.b",c="d"}', b"/a/*/~1~0"))).decode("latin-1")
+    )
 
 
 def jobs(rng: random.Random) -> None:
@@ -460,9 +463,9 @@ def wal(rng: random.Random) -> None:
 
     for t_ns in (1, 2, 90_000_000_000):
         states, whys, replies = ("reserved", "lost", ""), ("", "", "wal_removed", "x" * 99), (None, -1.0, 1e9)
-        figures = whole(), whole(), whole(), rng.choice(whys), "app", "::1", rng.choice(replies)
+        figures = whole(), whole(), whole(), rng.choice(whys), "app", "::1", rng.choice(replies), 1
         slots = [("s", "d", rng.randrange(2), rng.choice(states), *figures)] * rng.randrange(2)
-        standbys = [("b" * 80, "", rng.randrange(2), whole(), None) for _ in range(rng.randrange(2))]
+        standbys = [("b" * 80, "", rng.randrange(2), whole(), None, 1) for _ in range(rng.randrange(2))]
         _packed(readers.rows(slots, standbys, (rng.randrange(2), whole(), 0, whole()), (t_ns, t_ns)))
 
 

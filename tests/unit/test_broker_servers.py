@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
-from agent.common.tls import unverified, unverified_by_us
+from agent.common.tls import client_context, error_text, unverified, unverified_by_us
 from agent.errors import AgentError
 from agent.queues import addresses
 from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
@@ -26,7 +27,7 @@ from agent.queues.brokers.postgresql import PostgresQueues, PostgresUrl
 from agent.queues.catalogue import broker
 from agent.queues.postgresql_client import PostgresDown
 from tests.patience import PATIENCE
-from tests.servers.certificates import certificates
+from tests.servers.certificates import certificates, self_signed
 
 REFUSED: dict[str, list[Any]] = {
     "etcd": [
@@ -298,14 +299,14 @@ def test_a_url_alone_has_other_names_for_certificates_than_a_section(
 ) -> None:
     for (port, authority), words in (
         (stranger, "verify failed: set `ssl_ca_certs=` to its authority"),
-        (asking, "client certificate, or another one (`ssl_certfile=`)"),
+        (asking, "client certificate, or another one (set `ssl_certfile=`)"),
     ):
         polled(kind, f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}", words)
 
 
 @pytest.mark.parametrize("kind", ["redis", "celery", "etcd", "nats", "rabbitmq", "queues_from"])
 def test_a_server_that_asks_for_a_certificate_names_the_setting(kind: str, asking: tuple[int, str]) -> None:
-    polled(kind, section(kind, *asking), "(`certificate_file`)")
+    polled(kind, section(kind, *asking), "(set `certificate_file`)")
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,15 @@ def test_a_server_that_asks_for_a_certificate_names_the_setting(kind: str, askin
 )
 def test_a_refused_certificate_has_a_remedy(why: str, words: str) -> None:
     assert unverified(why) == f"certificate verify failed: {words}"
+
+
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+    key, certificate = self_signed(tmp_path)
+    locked = ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", f"{tmp_path}/locked"]
+    subprocess.run(locked, check=True, capture_output=True)
+    client_context("", certificate, key)
+    with pytest.raises(OSError, match=r"a key with a passphrase: .*/cert, .*/locked"):
+        client_context("", certificate, f"{tmp_path}/locked")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.common.address import UNIX
+from agent.correlate.correlator import Correlator
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 
@@ -106,6 +107,20 @@ def test_the_one_of_its_peers_that_answered_late_is_meant() -> None:
     one = of_shop(shop())
     assert one["cause"] == "broker_slow"
     assert "redis-server pid 1801 at 127.0.0.1:6379 did not answer for 3 s" in str(one["sentence"])
+
+
+def test_peers_that_are_not_considered_are_counted() -> None:
+    host, losses = shop(), [0]
+
+    def see(correlator: Correlator) -> None:
+        losses.append(correlator.losses()["subjects"])
+
+    run(host, UNTIL, each=see)
+    assert losses[-1] == 0
+    for n in range(40):
+        talks(host, SHOP_PID, peer("127.0.0.1", 7000 + n), b=40)
+    run(host, UNTIL, each=see)
+    assert losses[-1] >= 42 - 32
 
 
 def test_without_a_late_peer_no_cause_is_known() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent.columns import NULL_I64
+from agent.correlate import inferred_waits
 from tests.unit.correlate_scenarios import MS, T0, Host, S, call, code, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 from tests.unit.test_correlate_processes import event
@@ -189,6 +190,17 @@ def test_clients_of_who_stands_still_and_clients_of_these_are_its_victims() -> N
     assert found["cause"] == "process_stopped"
     assert "front pid 1800 on port 8081" in found["sentence"].lower()
     assert "shop pid 1700 on port 8080" in found["sentence"].lower()
+
+
+def test_peers_that_are_not_compared_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inferred_waits, "_PEERS", 1000)
+    host, losses = cluster(Host()), [0]
+    stop(host)
+    for port in range(5432, 5432 + 261):
+        client(host, port=port)
+    waits(host, SHOP_PID, PORT, b"shop")
+    run(host, 45, each=lambda correlator: losses.append(correlator.losses()["subjects"]))
+    assert losses[-1] > 0 and losses[-1] % 5 == 0, losses
 
 
 def test_who_is_late_and_talks_with_nobody_that_stands_still_is_another_fault() -> None:

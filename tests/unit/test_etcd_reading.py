@@ -89,6 +89,38 @@ def test_a_follower_lacks_what_the_leader_had_before_and_after_it_was_asked(
     assert (row["server_role"], row["position"]) == ("replica", 33)
 
 
+@pytest.mark.parametrize("missing", ["raftIndex", "raftAppliedIndex"])
+def test_a_member_that_reports_no_index_has_no_lag(missing: str) -> None:
+    """As etcd 3.3, and proxies that do not pass it on. The others have theirs."""
+
+    def without(given: bytes) -> bytes:
+        return json.dumps({name: it for name, it in json.loads(given).items() if name != missing}).encode()
+
+    rows = poll(Answers(status(LEADER, 40, 38)), Answers(without(status(FOLLOWER, 38, 33))))
+    row = rows["raft", FOLLOWER]
+    assert row["lag_messages"] is None and str(row["inexact_reason"]).startswith("its status lacks raftIndex or")
+    assert row["server_role"] == "replica" and "status" not in row
+    assert rows["raft", f"{int(LEADER):x}"]["lag_messages"] == 2
+    rows = poll(Answers(without(status(LEADER, 40, 38))), Answers(status(FOLLOWER, 38, 33)))
+    assert rows["raft", f"{int(LEADER):x}"]["lag_messages"] is None
+    assert rows["raft", FOLLOWER]["lag_messages"] == (5 if missing == "raftIndex" else 7)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://a,b,a", "twice"),
+        ("http://a,a:2379", "twice"),
+        ("http://" + ",".join("abcdefghij"), "more than 9"),
+        ("http://a?copy=http://u:secret@b", "both clusters get the same one"),
+    ],
+)
+def test_members_and_logins_that_would_be_left_out_are_refused(url: str, why: str) -> None:
+    with pytest.raises(AgentError) as error:
+        EtcdUrl.parse(url)
+    assert why in str(error.value.why) and "secret" not in str(vars(error.value))
+
+
 def test_a_cluster_that_was_restored_under_another_id_is_watched_on() -> None:
     before, now = (json.loads(status(LEADER, n, n)) for n in (40, 3))
     now["header"]["cluster_id"] = "77"

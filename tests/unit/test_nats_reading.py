@@ -6,10 +6,11 @@ import copy
 import json
 from math import inf
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from agent.queues.brokers.nats import NatsConsumers, NatsUrl
+from agent.queues.brokers.nats import MAX_CONSUMERS, NatsConsumers, NatsUrl
 from agent.queues.nats_ages import SeenSequences
 from agent.queues.nats_report import NotNats, read_report, time_ns
 from agent.queues.queue import Row
@@ -98,6 +99,27 @@ def test_what_a_consumer_says_of_itself(consumer: dict[str, Any], columns: dict[
     assert {name: found[name] for name in columns} == columns
 
 
+@pytest.mark.parametrize(
+    ("config", "room"),
+    [  # 17 messages of 100 bytes; the consumer was given 5
+        ({}, None),
+        ({"max_msgs": 20, "max_bytes": -1}, (12, 20, "deleted")),
+        ({"max_msgs": 1000, "max_bytes": 2000}, (1200, 2000, "deleted")),
+        ({"max_msgs": 20, "discard": "new"}, (17, 20, "stream full")),
+        ({"max_msgs": 20, "retention": "workqueue"}, (17, 20, "deleted")),
+    ],
+)
+def test_how_full_a_stream_is(config: dict[str, Any], room: tuple[int, int, str] | None) -> None:
+    given = report()
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream["config"] |= config
+    stream["state"]["bytes"] = 1700
+    assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == room
+    stream["consumer_detail"][0]["config"]["filter_subject"] = "a"  # where it reads on is not known
+    whole = room if room and room[0] == 17 else None
+    assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == whole
+
+
 def test_a_consumer_that_another_server_leads_is_left_to_it() -> None:
     assert row(cluster={"leader": "n2"})["status"] == "ok"
     assert "lag_messages" not in row(cluster={"leader": "n2"})
@@ -124,3 +146,59 @@ def test_a_report_of_another_form_is_refused_as_a_whole() -> None:
     for wrong in ({}, [], {"server_id": "A", "now": "x"}, report(num_pending=-1), report(delivered=None)):
         with pytest.raises(NotNats):
             read_report(json.dumps(wrong).encode())
+
+
+class Limited(Canned):
+    """Reports as many accounts as asked for; 1,024 without a limit, as the server does."""
+
+    def get(self, path: str, *given: Any, **more: Any) -> bytes:
+        answer = super().get(path, *given, **more)
+        if not path.startswith("/jsz"):
+            return answer
+        limit = int(parse_qs(urlsplit(path).query).get("limit", ["1024"])[0])
+        report = json.loads(answer)
+        return json.dumps({**report, "account_details": report["account_details"][:limit]}).encode()
+
+
+def test_all_of_many_accounts_are_read() -> None:
+    given = report()
+    (account,) = given["account_details"]
+    given["account_details"] = [{**account, "name": f"A{n}"} for n in range(1031)]
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    source._client = Limited({"/varz": json.dumps(NATS_VARZ).encode(), "/jsz": json.dumps(given).encode()})  # type: ignore[assignment]
+    assert len({found["destination"] for found in source.poll()}) == 1031
+
+
+def test_accounts_of_one_name_are_told_apart_by_their_ids() -> None:
+    given = report()
+    (account,) = given["account_details"]
+    given["account_details"] = [{**account, "name": "shop", "id": "AC1"}, {**account, "name": "shop", "id": "AC2"}]
+    found = rows(NatsConsumers(NatsUrl("127.0.0.1")), given)
+    assert [one["destination"] for one in found] == [b"AC1/ORD", b"AC2/ORD"]
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_messages_that_no_consumer_is_to_get_have_a_row(retention: str) -> None:
+    """Of 17 messages the first is of no consumer's subject; the consumer waits for 7 and has 3."""
+    given = report(num_pending=7, num_ack_pending=3)
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream["config"]["retention"] = retention
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    assert len(rows(source, given)) == 1  # it may have been acknowledged a moment ago
+    found = rows(source, given)[1]
+    assert (found["destination"], found.get("consumer_group")) == (b"ORD", None)
+    assert (found["lag_messages"], found["exact"], found["consumers"]) == (7, False, 0)
+    assert "filters" in str(found["reason"])
+    stream["consumer_detail"][0]["ack_floor"]["stream_seq"] = 0  # the consumer has it
+    assert len(rows(source, given)) == 1
+    assert len(rows(source, report(num_pending=7))) == 1  # a stream that keeps what was read
+
+
+def test_work_queues_without_consumers_count_towards_the_bound() -> None:
+    given = report()
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream |= {"consumer_detail": [], "config": {"retention": "workqueue"}}
+    given["account_details"][0]["stream_detail"] = [{**stream, "name": f"s{n}"} for n in range(MAX_CONSUMERS + 2)]
+    found = rows(NatsConsumers(NatsUrl("127.0.0.1")), given)
+    assert len(found) == MAX_CONSUMERS + 1
+    assert str(found[-1]["reason"]).startswith("2 more than 2048")

@@ -29,6 +29,7 @@ from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
+from agent.queues.server_section import BadUrl
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
@@ -62,6 +63,8 @@ def _copy(given: str) -> EtcdCopy:
     parts = urlsplit(given)
     path = unquote(parts.path)
     found = http_url(parts._replace(path="").geturl(), "etcd", _EXAMPLE, 2379, {})
+    if found["user"] or found["password"]:
+        raise BadUrl("its copy has a login: both clusters get the same one")
     return EtcdCopy(HttpUrl(**found), path if path.strip("/") else "")
 
 
@@ -95,7 +98,15 @@ class EtcdUrl(HttpUrl):
                 exit_code=USAGE,
             )
         more = tuple(HttpUrl(**http_url(f"{scheme}//{host}", "etcd", _FORM, cls.port, {})) for host in others)
-        return cls(**found, others=more[: MAX_MEMBERS - 1])
+        addresses = [(one["host"], one["port"]) for one in (found, *map(vars, more))]
+        if len(more) >= MAX_MEMBERS or len({*addresses}) < len(addresses):
+            raise AgentError(
+                "a URL of etcd in the configuration cannot be read",
+                why=f"it names more than {MAX_MEMBERS} members, or one of them twice",
+                remedy="name each member once; of more members, those that vote",
+                exit_code=USAGE,
+            )
+        return cls(**found, others=more)
 
 
 @dataclass(frozen=True)
@@ -340,24 +351,27 @@ class EtcdQueues(TimedQueue):
         position: dict[str, Any] = {"position": status.applied, "acked": status.applied}
         if not status.leader:
             return {**position, "lag_messages": None, "exact": None, "inexact_reason": "no leader"}
+        applied = status.applied
+        if applied is None or status.committed is None:
+            why = "its status lacks raftIndex or raftAppliedIndex: etcd before 3.4, or a proxy"
+            return {**position, "lag_messages": None, "exact": None, "inexact_reason": why}
         leader = next((one for one in self._members if self._leads(one)), None)
-        if leader is member or leader is None:
-            lag = max(0, status.committed - status.applied)
-            if leader is not None:
-                return {**position, "lag_messages": lag, "exact": True, "added": status.committed}
+        before = None if leader is None or leader.status is None else leader.status.committed
+        if leader is member:
+            lag = max(0, status.committed - applied)
+            return {**position, "lag_messages": lag, "exact": True, "added": status.committed}
+        if leader is None or before is None:
             return {
                 **position,
-                "lag_messages": lag,
+                "lag_messages": max(0, status.committed - applied),
                 "exact": False,
                 "inexact_reason": "lower bound: the leader is not named in the setting, or does not answer",
             }
-        before = leader.status
-        assert before is not None
         try:  # what it had committed before and after this member answered
-            after = leader.client.status(min(deadline_s, time.monotonic() + _MEMBER_S)).committed
+            after = leader.client.status(min(deadline_s, time.monotonic() + _MEMBER_S)).committed or before
         except (HttpDown, NotEtcd):
             return {**position, "lag_messages": None, "exact": None, "inexact_reason": "the leader did not answer"}
-        least, most = (max(0, committed - status.applied) for committed in (before.committed, after))
+        least, most = (max(0, committed - applied) for committed in (before, after))
         if not self._leader_first:
             least = 0
         row = {**position, "lag_messages": max(least, most), "exact": least >= most, "added": after}

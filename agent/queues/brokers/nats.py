@@ -16,7 +16,7 @@ from urllib.parse import quote
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.http_get import HttpDown
+from agent.common.http_get import MAX_BODY_BYTES, HttpDown
 from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker
 from agent.queues.credentials import Password, password_keys
@@ -53,8 +53,17 @@ BOUNDS = (
         "`queue_lag.reason`",
         setting="`?streams=` in the URL",
     ),
+    UpperBound(
+        "queues",
+        "report of a NATS server",
+        MAX_BODY_BYTES >> 20,
+        "its consumers have `status` down",
+        "`queue_lag.reason`",
+        "MiB",
+    ),
 )
-_REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true"
+#: The limit is of accounts: without one, the server leaves out those after 1,024, before 2.12 others at each poll.
+_REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=1000000"
 _EXAMPLE = "http://host:8222?streams=ORDERS,mail*"
 _USUAL_ACCOUNT = "$G"
 _MOST_NS = 1 << 63
@@ -159,6 +168,7 @@ class NatsConsumers(TimedQueue):
         self._due: list[QueueTimer] | None = None
         self._gone = Gone([name.encode() for name in self._url.streams if not is_pattern(name)])
         self._missed: set[Key] = set()  # not in the last report; the server was healthy after it
+        self._untaken: dict[bytes, int] = {}  # stream -> its first message, if no consumer was to get it
 
     def poll(self) -> list[Row]:
         """One request, every 10 s a second one. Raises nothing, whatever the server answers."""
@@ -170,7 +180,8 @@ class NatsConsumers(TimedQueue):
         except HttpDown as error:
             if error.failure == "login" and now_ns >= self._not_before_ns:
                 self._not_before_ns, self._refusal = now_ns + LOGIN_RETRY_NS, str(error)
-            rows = self._down(str(error), error.failure)
+            not_http = "is not HTTP" in error.reason
+            rows = self._down(f"{error}{': name the monitoring port, http_port' * not_http}", error.failure)
         except NotNats as error:
             self._client.close()
             rows = self._down(f"its answer is not that of a NATS server's monitoring port: {error}")
@@ -227,6 +238,7 @@ class NatsConsumers(TimedQueue):
         ]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
         before, self._known = self._known, {}
+        was_untaken, self._untaken = self._untaken, {}
         left_out = 0
         for name, stream in chosen:
             self._appended[name].add(from_ns, to_ns, stream.last)
@@ -243,12 +255,21 @@ class NatsConsumers(TimedQueue):
                 known.update(consumer, stream, from_ns, to_ns)
                 due.extend(_of_consumer(key, consumer))
                 yield self._row(key, consumer, stream, report.now_ns, (from_ns + to_ns) // 2)
-            if not stream.consumers and stream.work and self._leads(stream.leader):
+            if self._is_untaken(stream):
+                self._untaken[name] = stream.first
+            if stream.consumers:
+                # It may have been acknowledged after the stream's figures were read. Then it is gone at the next poll.
+                shows = name in self._untaken and was_untaken.get(name) == stream.first
+            else:
+                shows = name in self._untaken or (stream.work and self._leads(stream.leader))
+            if shows and len(self._known) == MAX_CONSUMERS:
+                left_out += 1
+            elif shows:
                 self._known[name, b""] = before.get((name, b"")) or _Known(durable=True)
                 yield self._unconsumed(name, stream, report.now_ns, (from_ns + to_ns) // 2)
         yield from self._gone_rows(before, dict(chosen), to_ns, deadline_s)
         if left_out:
-            yield {"reason": f"more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams= in the URL"}
+            yield {"reason": f"{left_out} more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams="}
         for missing in self._missing(name for name, _ in chosen):
             yield {"destination": missing, "reason": "the server has no such stream"}
 
@@ -261,6 +282,22 @@ class NatsConsumers(TimedQueue):
         """Whether this server leads it, as the only one outside a cluster."""
         assert self._about is not None
         return not leader or leader == self._about.name
+
+    def _is_untaken(self, stream: NatsStream) -> bool:
+        """Whether the first message stays until a consumer has it, and none of them waits for it or has it. Other
+        servers' consumers are not known well enough.
+        """
+        return (
+            not stream.trims
+            and stream.messages > 0
+            and self._leads(stream.leader)
+            and all(
+                self._leads(one.leader or stream.leader)
+                and (not one.waits or one.delivered >= stream.first)
+                and (not one.pending or one.floor >= stream.first)
+                for one in stream.consumers
+            )
+        )
 
     def _gone_rows(
         self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int, deadline_s: float
@@ -330,6 +367,7 @@ class NatsConsumers(TimedQueue):
         if not consumer.push and not full and consumer.paused_s is None:
             row["asked_s"] = (now_ns - known.asked_ns) / 1e9
         row |= self._ages(key, consumer, stream, server_ns, now_ns, notes)
+        row["room"] = _room(stream, None if consumer.filtered else stream.last - consumer.delivered)
         row["inexact_reason"] = "; ".join(notes)
         if consumer.paused_s is not None:
             row["reason"] = f"paused for another {consumer.paused_s:.0f} s"
@@ -385,7 +423,7 @@ class NatsConsumers(TimedQueue):
         return [{**row, **one} for one in queues] or [row]
 
     def _unconsumed(self, name: bytes, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
-        """A work queue to which nobody listens: what it holds waits for a consumer."""
+        """What a stream holds and no consumer is to get: all of a work queue without consumers."""
         row: dict[str, object] = {
             "destination": name,
             "lag_messages": stream.messages,
@@ -394,7 +432,17 @@ class NatsConsumers(TimedQueue):
             "consumers": 0,
             "added": stream.last,
             "position": 0,
+            "room": _room(stream, stream.messages),
         }
+        if stream.consumers:
+            others = sum(one.waits + one.pending for one in stream.consumers)
+            row |= {
+                "lag_messages": max(1, stream.messages - others),
+                "exact": False,
+                "added": None,
+                "in_per_s": nan,
+                "reason": "no consumer is to get these messages: see filters, max_deliver",
+            }
         if not stream.messages:
             return {**row, "lag_s": 0.0, "lag_error_s": 0.0}
         age = message_age(stream.first, stream, server_ns, self._appended[name].age(stream.first, now_ns))
@@ -425,6 +473,22 @@ def _of_consumer(key: Key, consumer: NatsConsumer) -> Iterator[QueueTimer]:
         what = f"BackOff {times} s" if len(consumer.ack_s) > 1 else f"AckWait {times} s"
         why = f"{what}; the server does not report when"
         yield QueueTimer(key[0], key[1], "redelivery", timers=consumer.pending, unknown=why)
+
+
+def _room(stream: NatsStream, behind: int | None) -> tuple[int, int, str] | None:
+    """The limit of the stream that is reached first: what is used, of how much, and what happens then. behind: messages
+    after the last one that a consumer was given, None if that is not where it reads on; what was read is deleted
+    without harm, if the stream does that.
+    """
+    kept = stream.messages
+    if stream.trims and not stream.refuses:
+        if behind is None:
+            return None
+        kept = max(0, min(behind, kept))
+    used_bytes = stream.bytes_used * kept // max(1, stream.messages)
+    limits = ((kept, stream.most_messages), (used_bytes, stream.most_bytes))
+    used, most = max(limits, key=lambda one: one[0] / one[1] if one[1] else -1.0)
+    return (used, most, "stream full" if stream.refuses else "deleted") if most else None
 
 
 def _redelivered(consumer: NatsConsumer) -> int | None:

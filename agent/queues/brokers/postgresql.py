@@ -7,6 +7,7 @@ is locked (ACCESS EXCLUSIVE), or a query that takes too long, makes its own queu
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -44,7 +45,11 @@ _RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: serv
 BOUNDS = (
     UpperBound("queues", "queues of a PostgreSQL query", MAX_QUEUES, "not watched", "`queue_lag.reason`"),
     UpperBound(
-        "queues", "replication slots of a PostgreSQL server", wal.MAX_SLOTS, "not watched", "`queue_lag.reason`"
+        "queues",
+        "replication slots of a PostgreSQL server, and as many standbys",
+        wal.MAX_SLOTS,
+        "not watched",
+        "`queue_lag.reason`",
     ),
 )
 _BEGIN = (
@@ -52,6 +57,8 @@ _BEGIN = (
     f" SET LOCAL statement_timeout = {STATEMENT_MS}; SET LOCAL lock_timeout = {LOCK_MS};"
     " SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off"
 )
+#: Advisory locks that a function of the query took outlive the transaction.
+_END_QUERY = "ROLLBACK; SELECT pg_advisory_unlock_all()"
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
@@ -299,7 +306,8 @@ class PostgresQueues(TimedQueue):
             return _refused(error)
         finally:
             if not connection.closed:
-                connection.ask("ROLLBACK", deadline_s)
+                with suppress(StatementError):  # the ROLLBACK is done
+                    connection.ask(_END_QUERY, deadline_s)
         return {}
 
     def _down(self, error: PostgresDown) -> list[Row]:
