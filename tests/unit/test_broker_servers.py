@@ -19,7 +19,7 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
-from agent.common.tls import client_context, error_text, unverified, unverified_by_us
+from agent.common.tls import client_context, unverified, unverified_by_us
 from agent.errors import AgentError
 from agent.queues import addresses
 from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
