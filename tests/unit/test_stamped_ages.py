@@ -42,12 +42,12 @@ def of_kafka(at_s: float) -> float:
     cluster._topics["t"], cluster._ends[key] = kafka._Topic(0, compacted=False), EndOffsets()
     now_ns = 900 * SECOND
     cluster._first_records[key, 3] = FirstRecord(3, now_ns + int((at_s - NOW_S) * SECOND), "create")
-    return cluster._age(key, 3, 2, now_ns)[0]
+    return cluster._age(key, 3, 2, kafka._Offsets(5, 0, 5), now_ns)[0]
 
 
 def of_nats(at_s: float) -> float:
     at_ns = int(at_s * SECOND)
-    stream = NatsStream("", "s", None, 1, 1, at_ns, 1, at_ns, 0, 0, False, True, False, ())
+    stream = NatsStream("", "s", None, 1, 1, at_ns, 1, at_ns, 0, 0, False, True, False, 0, 0, 0, False, ())
     age = message_age(1, stream, NOW_S * SECOND, AgeBounds(0.0, inf, False))
     return age.least if age.close else nan
 
