@@ -350,6 +350,7 @@ METRICS: tuple[Metric, ...] = (
         ("direction",),
         "size_ns",
         "ns",
+        (20, 61),
         where=_JUMPED,
         magnitude=True,
     ),

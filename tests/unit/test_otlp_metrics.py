@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -390,6 +391,33 @@ def test_names_are_unique_both_ways() -> None:
         assert len({(m.labels, m.columns) for m in entries}) == len(entries)
 
 
+_OF_UNIT = {"s": ["seconds"], "By": ["bytes"]}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda m: f"{m.name}-{m.table}")
+def test_the_page_has_the_names_that_prometheus_makes_of_otlp(metric: Metric) -> None:
+    """By the rules of Prometheus' own receiver and of the Collector (github.com/prometheus/otlptranslator)."""
+    words = re.findall(r"[a-zA-Z0-9:]+", metric.name)
+    unit, _, per = metric.unit.partition("/")
+    words += [word for word in _OF_UNIT.get(unit, []) if word not in words]
+    words += {"s": ["per_second"], "": []}[per]
+    if metric.instrument == "counter":
+        words = [*(word for word in words if word != "total"), "total"]
+    if metric.unit == "1" and metric.instrument == "gauge":
+        words = [*(word for word in words if word != "ratio"), "ratio"]
+    assert metric.prometheus == "_".join(words)
+
+
+def test_jumps_of_a_day_and_of_decades_are_within_the_buckets() -> None:
+    """A quantile of what is above the last bound is that bound: a day was shown as 69 s."""
+    store, day = MetricStore(), 86_400 * _S
+    for size in (day, -50 * 365 * day):
+        store.offer(make("clock_change", 1, t_ns=1, size_ns=size, direction=int(size < 0)))
+    ((metric, sizes),) = [found for found in store.collect() if found[0].name == "ntp.jump.size"]
+    for series in sizes:
+        assert series.buckets[metric.powers[0] : metric.powers[-1]].sum() == series.count == 1
+
+
 def test_the_clocks_metrics() -> None:
     store, table = MetricStore(), TABLES["clock_change"]
     forward, backward = (table.code("direction", variant) for variant in ("forward", "backward"))
@@ -646,6 +674,14 @@ def test_queues_of_one_name_in_two_clusters_have_series_of_their_own() -> None:
         for name in ("lag", "up", "stuck")
     }
     assert values == {"lag": {}, "up": {"east": 0.0, "west": 1.0}, "stuck": {"west": 0.0}}
+
+
+@pytest.mark.parametrize("status", [b"", b"unknown", b"down", b"gone"])
+def test_a_queue_that_is_not_known_to_be_stuck_is_not_said_to_move(status: bytes) -> None:
+    store = MetricStore()
+    for t_ns, of in ((_S, b"stopped"), (2 * _S, status)):
+        store.offer(make("queue_lag", 1, t_ns=t_ns, destination=b"q", status=of))
+    assert _series(store, "tickscope.queue.stuck") == []
 
 
 def test_each_server_of_a_cluster_has_the_time_of_its_own_poll() -> None:
