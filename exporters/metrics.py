@@ -98,7 +98,7 @@ METRICS: tuple[Metric, ...] = (
         ("comm", "result"),
         "duration_ns",
         "ns",
-        (14, 36),
+        (14, 37),
         detail=("daddr",),
     ),
     *_counted(
@@ -162,7 +162,7 @@ METRICS: tuple[Metric, ...] = (
         ("result",),
         "duration_ns",
         "ns",
-        (17, 34),
+        (17, 36),
         detail=("comm",),
     ),
     Metric(
