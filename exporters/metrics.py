@@ -554,7 +554,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1: the server answered the last poll; 0: it did not.",
         "queue_lag",
-        _QUEUE,
+        (*_QUEUE, "peer"),
         values=answered,
     ),
     Metric(

@@ -700,6 +700,15 @@ def test_each_server_of_a_cluster_has_the_time_of_its_own_poll() -> None:
     assert shown == {"10.0.0.1:6379": _S, "10.0.0.2:6379": _S // 100}
 
 
+def test_a_server_that_is_down_is_not_hidden_by_another_one_of_its_cluster() -> None:
+    """Neither has a queue: their rows differ in the address only, and are polled in turn."""
+    store = MetricStore()
+    peers = np.frombuffer(peer_bytes("10.0.0.1", 5672) + peer_bytes("10.0.0.2", 5672), "V18")
+    store.offer(make("queue_lag", 2, t_ns=[_S, _S + 1], cluster=b"c", peer=peers, status=[b"down", b"ok"]))
+    shown = {dict(s.attributes)["tickscope.peer"]: s.value for s in _series(store, "tickscope.queue.up")}
+    assert shown == {"10.0.0.1:5672": 0.0, "10.0.0.2:5672": 1.0}
+
+
 def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
     store = MetricStore()
     store.offer(make("queue_lag", 2, t_ns=[2 * _S, _S], destination=b"q", lag_messages=[5, 9]))
