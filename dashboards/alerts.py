@@ -35,6 +35,14 @@ def _more(name: str, by: str, selector: str = "", within: str = "5m") -> str:
 
 RULES = (
     Rule(
+        "TickscopeDown",
+        'up{job=~".*tickscope.*"} == 0',
+        "warning",
+        "Prometheus cannot read the metrics page of {{ $labels.instance }}: no other alert can fire for this node",
+        "tickscope status; systemctl status tickscope",
+        "5m",
+    ),
+    Rule(
         "TickscopeFinding",
         _more("tickscope.findings", "instance, tickscope_symptom", '{tickscope_severity="alarm"}'),
         "warning",

@@ -16,8 +16,14 @@ from exporters.metric import Metric
 from exporters.metrics import METRICS
 
 _BY_NAME = {m.name: m for m in METRICS}
+#: The nodes that are chosen above the panels.
+_NODES = '{instance=~"$instance"}'
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _UNITS = {"s": "s", "By": "bytes", "1": "percentunit"}
+#: Of counters, which are shown as rates.
+_RATES = {"s": "percentunit"}
+#: What identifies a queue but for its partition: queues of one name in two clusters are two.
+_QUEUE = ("messaging_system", "tickscope_cluster", "messaging_destination_name", "messaging_consumer_group_name")
 _WIDTH, _HEIGHT = 12, 8
 
 #: (row title, [(panel title, metric, labels to group by, quantile for histograms)])
@@ -43,13 +49,8 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ..
             ("Decision time, p99", "tickscope.limiter.decision.duration", ("rate_limiting_limiter_id",), 0.99),
             ("Admitted too many after a jump", "tickscope.limiter.over_admitted", ("direction",), 0),
             ("Wrongly refused after a jump", "tickscope.limiter.wrongly_refused", ("direction",), 0),
-            ("Queue lag", "tickscope.queue.lag", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
-            (
-                "Oldest undelivered",
-                "tickscope.queue.oldest_undelivered",
-                ("messaging_destination_name", "messaging_consumer_group_name"),
-                0,
-            ),
+            ("Queue lag", "tickscope.queue.lag", _QUEUE, 0),
+            ("Oldest undelivered", "tickscope.queue.oldest_undelivered", _QUEUE, 0),
         ),
     ),
     (
@@ -93,14 +94,15 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ..
 
 
 def expression(metric: Metric, labels: tuple[str, ...], quantile: float) -> str:
-    """PromQL of one panel."""
-    by = f" by ({', '.join(labels)})" if labels else ""
+    """PromQL of one panel. Each node has its own lines: the largest value of all would hide a node that is not
+    synchronised. Partitions of a queue are added up where they count messages.
+    """
+    by, name = ", ".join(("instance", *labels)), metric.prometheus
     if metric.instrument == "counter":
-        return f"sum{by} (rate({metric.prometheus}[$__rate_interval]))"
+        return f"sum by ({by}) (rate({name}{_NODES}[$__rate_interval]))"
     if metric.instrument == "histogram":
-        le = f" by ({', '.join((*labels, 'le'))})"
-        return f"histogram_quantile({quantile}, sum{le} (rate({metric.prometheus}_bucket[$__rate_interval])))"
-    return f"max{by} ({metric.prometheus})"
+        return f"histogram_quantile({quantile}, sum by ({by}, le) (rate({name}_bucket{_NODES}[$__rate_interval])))"
+    return f"{'sum' if metric.unit == '{message}' else 'max'} by ({by}) ({name}{_NODES})"
 
 
 def dashboard() -> dict[str, Any]:
@@ -121,7 +123,10 @@ def dashboard() -> dict[str, Any]:
         y += 1
         for i, (name, metric_name, labels, quantile) in enumerate(row):
             metric = _BY_NAME[metric_name]
-            legend = " ".join(f"{{{{{label}}}}}" for label in labels) or metric.name
+            legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *labels))
+            unit = (
+                _RATES.get(metric.unit, "cps") if metric.instrument == "counter" else _UNITS.get(metric.unit, "short")
+            )
             panels.append(
                 {
                     "id": len(panels) + 1,
@@ -130,7 +135,7 @@ def dashboard() -> dict[str, Any]:
                     "description": metric.description,
                     "datasource": _SOURCE,
                     "gridPos": {"x": _WIDTH * (i % 2), "y": y + _HEIGHT * (i // 2), "w": _WIDTH, "h": _HEIGHT},
-                    "fieldConfig": {"defaults": {"unit": _UNITS.get(metric.unit, "short")}, "overrides": []},
+                    "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
                     "targets": [
                         {
                             "refId": "A",
@@ -142,7 +147,21 @@ def dashboard() -> dict[str, Any]:
                 }
             )
         y += _HEIGHT * -(-len(row) // 2)
-    variable = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    variables = [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
+        {
+            "name": "instance",
+            "type": "query",
+            "label": "Node",
+            "datasource": _SOURCE,
+            "query": "label_values(tickscope_build_info, instance)",
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": "All", "value": "$__all"},
+        },
+    ]
     return {
         "title": "tickscope",
         "uid": "tickscope-overview",
@@ -150,7 +169,7 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "10s",
         "tags": ["tickscope"],
-        "templating": {"list": [variable]},
+        "templating": {"list": variables},
         "panels": panels,
     }
 

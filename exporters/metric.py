@@ -72,7 +72,8 @@ class Metric:
         """The name in Prometheus, by the OpenTelemetry compatibility rules, so that OTLP and the page give the same
         series.
         """
-        base, suffix = self.name.replace(".", "_"), _SUFFIX.get(self.unit, "")
+        unit, per, _ = self.unit.partition("/s")
+        base, suffix = self.name.replace(".", "_"), "per_second" if per else _SUFFIX.get(unit, "")
         if suffix and not base.endswith(f"_{suffix}"):
             base += f"_{suffix}"
         return f"{base}_total" if self.instrument == "counter" else base

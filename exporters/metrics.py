@@ -98,7 +98,7 @@ METRICS: tuple[Metric, ...] = (
         ("comm", "result"),
         "duration_ns",
         "ns",
-        (14, 36),
+        (14, 37),
         detail=("daddr",),
     ),
     *_counted(
@@ -162,7 +162,7 @@ METRICS: tuple[Metric, ...] = (
         ("result",),
         "duration_ns",
         "ns",
-        (17, 34),
+        (17, 36),
         detail=("comm",),
     ),
     Metric(
@@ -350,6 +350,7 @@ METRICS: tuple[Metric, ...] = (
         ("direction",),
         "size_ns",
         "ns",
+        (20, 61),
         where=_JUMPED,
         magnitude=True,
     ),
@@ -553,7 +554,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1: the server answered the last poll; 0: it did not.",
         "queue_lag",
-        _QUEUE,
+        (*_QUEUE, "peer"),
         values=answered,
     ),
     Metric(

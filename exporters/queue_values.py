@@ -13,4 +13,4 @@ def answered(rows: np.ndarray) -> np.ndarray:
 def stuck(rows: np.ndarray) -> np.ndarray:
     """Rows of ``queue_lag`` -> 1.0 where messages wait and nothing reads them, else 0.0; NaN where that is unknown."""
     found = np.isin(rows["status"], (b"stalled", b"stopped")).astype(np.float64)
-    return np.where(np.isin(rows["status"], (b"down", b"unknown")), np.nan, found)
+    return np.where(np.isin(rows["status"], (b"", b"gone", b"down", b"unknown")), np.nan, found)

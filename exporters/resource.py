@@ -13,8 +13,9 @@ def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[
     """Resource attributes; ``given`` are the settings'. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence,
     as specified.
 
-    ``host.id`` is /etc/machine-id, by the convention for Linux. ``host.boot.id`` (no convention) is the boot of the
-    agent's CLOCK_BOOTTIME values.
+    ``service.instance.id`` is ``host.name`` unless given, not a UUID as the convention recommends: it becomes the label
+    ``instance`` in Prometheus, by which alerts name the node. ``host.id`` is /etc/machine-id, by the convention for
+    Linux. ``host.boot.id`` (no convention) is the boot of the agent's CLOCK_BOOTTIME values.
     """
     uname, release = os.uname(), _os_release()
     out = {
@@ -35,6 +36,7 @@ def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[
         key, found, value = pair.partition("=")
         if found:
             out[key.strip()] = unquote(value.strip())
+    out.setdefault("service.instance.id", out["host.name"])
     if env.get("OTEL_SERVICE_NAME", "").strip():
         out["service.name"] = env["OTEL_SERVICE_NAME"].strip()
     # The environment may contain bytes that are not UTF-8, which are invalid in protobuf and on the metrics page.

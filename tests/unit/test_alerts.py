@@ -16,6 +16,7 @@ _FILE = Path(alerts.__file__).with_suffix(".yaml")
 
 #: For each rule: the series that sets it off at 10 minutes, as promtool writes values, and the labels of the alert.
 _CASES = {
+    "TickscopeDown": ('up{job="tickscope"}', "1x9 0x30", {"job": "tickscope"}),
     "TickscopeFinding": (
         'tickscope_findings_total{tickscope_symptom="refusals",tickscope_severity="alarm"}',
         "0x9 1x30",

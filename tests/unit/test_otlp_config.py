@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 
 import pytest
@@ -115,6 +116,19 @@ def test_the_environment_completes_the_resource() -> None:
         "b-1",
         "linux",
     )
+
+
+@pytest.mark.parametrize(
+    ("env", "given", "instance"),
+    [
+        ({}, {}, socket.gethostname()),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "host.name=node1"}, {}, "node1"),
+        ({}, {"service.instance.id": "edge-3"}, "edge-3"),
+    ],
+)
+def test_each_node_is_an_instance(env: dict[str, str], given: dict[str, str], instance: str) -> None:
+    """Prometheus makes the label ``instance`` of it; without one, two nodes write to the same series."""
+    assert describe("b-1", env, "0.1", given)["service.instance.id"] == instance
 
 
 def test_the_file_reports_all_of_one_signal_that_the_environment_can() -> None:

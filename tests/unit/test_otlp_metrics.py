@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -390,6 +391,41 @@ def test_names_are_unique_both_ways() -> None:
         assert len({(m.labels, m.columns) for m in entries}) == len(entries)
 
 
+_OF_UNIT = {"s": ["seconds"], "By": ["bytes"]}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda m: f"{m.name}-{m.table}")
+def test_the_page_has_the_names_that_prometheus_makes_of_otlp(metric: Metric) -> None:
+    """By the rules of Prometheus' own receiver and of the Collector (github.com/prometheus/otlptranslator)."""
+    words = re.findall(r"[a-zA-Z0-9:]+", metric.name)
+    unit, _, per = metric.unit.partition("/")
+    words += [word for word in _OF_UNIT.get(unit, []) if word not in words]
+    words += {"s": ["per_second"], "": []}[per]
+    if metric.instrument == "counter":
+        words = [*(word for word in words if word != "total"), "total"]
+    if metric.unit == "1" and metric.instrument == "gauge":
+        words = [*(word for word in words if word != "ratio"), "ratio"]
+    assert metric.prometheus == "_".join(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "column", "most_s"),
+    [
+        ("ntp.jump.size", "clock_change", "size_ns", 50 * 365 * 86_400),  # a clock without a battery: 1970
+        ("tickscope.tcp.connect.duration", "tcp_connect", "duration_ns", 128),  # 6 retries of SYN
+        ("tickscope.dns.lookup.duration", "dns_lookup", "duration_ns", 60),  # 5 s, 3 servers, 2 attempts; 2 names
+    ],
+)
+def test_the_longest_usual_value_is_within_the_buckets(name: str, table: str, column: str, most_s: int) -> None:
+    """A quantile of what is above the last bound is that bound: a jump of a day was shown as 69 s."""
+    store = MetricStore()
+    label = {"direction": 0} if table == "clock_change" else {"result": 0}
+    store.offer(make(table, 1, t_ns=1, **label, **{column: most_s * _S}))
+    ((metric, found),) = [(m, [s for s in series if s.count]) for m, series in store.collect() if m.name == name]
+    (series,) = found
+    assert series.buckets[metric.powers[0] : metric.powers[-1]].sum() == series.count == 1
+
+
 def test_the_clocks_metrics() -> None:
     store, table = MetricStore(), TABLES["clock_change"]
     forward, backward = (table.code("direction", variant) for variant in ("forward", "backward"))
@@ -648,12 +684,29 @@ def test_queues_of_one_name_in_two_clusters_have_series_of_their_own() -> None:
     assert values == {"lag": {}, "up": {"east": 0.0, "west": 1.0}, "stuck": {"west": 0.0}}
 
 
+@pytest.mark.parametrize("status", [b"", b"unknown", b"down", b"gone"])
+def test_a_queue_that_is_not_known_to_be_stuck_is_not_said_to_move(status: bytes) -> None:
+    store = MetricStore()
+    for t_ns, of in ((_S, b"stopped"), (2 * _S, status)):
+        store.offer(make("queue_lag", 1, t_ns=t_ns, destination=b"q", status=of))
+    assert _series(store, "tickscope.queue.stuck") == []
+
+
 def test_each_server_of_a_cluster_has_the_time_of_its_own_poll() -> None:
     store = MetricStore()
     peers = np.frombuffer(peer_bytes("10.0.0.1", 6379) + peer_bytes("10.0.0.2", 6379), "V18")
     store.offer(make("queue_lag", 2, t_ns=_S, destination=b"q", cluster=b"c", peer=peers, poll_ns=[_S, _S // 100]))
     shown = {dict(s.attributes)["tickscope.peer"]: s.value for s in _series(store, "tickscope.queue.poll.duration")}
     assert shown == {"10.0.0.1:6379": _S, "10.0.0.2:6379": _S // 100}
+
+
+def test_a_server_that_is_down_is_not_hidden_by_another_one_of_its_cluster() -> None:
+    """Neither has a queue: their rows differ in the address only, and are polled in turn."""
+    store = MetricStore()
+    peers = np.frombuffer(peer_bytes("10.0.0.1", 5672) + peer_bytes("10.0.0.2", 5672), "V18")
+    store.offer(make("queue_lag", 2, t_ns=[_S, _S + 1], cluster=b"c", peer=peers, status=[b"down", b"ok"]))
+    shown = {dict(s.attributes)["tickscope.peer"]: s.value for s in _series(store, "tickscope.queue.up")}
+    assert shown == {"10.0.0.1:5672": 0.0, "10.0.0.2:5672": 1.0}
 
 
 def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
