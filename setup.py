@@ -51,7 +51,6 @@ setup(
             "setuptools>=68",
             "wheel",
             "redis>=5,<9",
-            "celery[redis]>=5.4,<6",
             "amqp>=5.2,<6",
             "celery[redis]>=5.4,<6",
             "limits>=5,<6",

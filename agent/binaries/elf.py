@@ -69,12 +69,12 @@ _SECTION = np.dtype(
         ("entsize", "<u8"),
     ]
 )
-_SYMBOL = np.dtype(
+SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
 _DYNAMIC = np.dtype([("tag", "<u8"), ("value", "<u8")])
-_PT_LOAD, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM, _DT_NEEDED, _DT_SONAME = 1, 2, 4, 8, 11, 1, 14
+_PT_LOAD, SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, SHT_DYNSYM, _DT_NEEDED, _DT_SONAME = 1, 2, 4, 8, 11, 1, 14
 
 
 class Symbol(NamedTuple):
@@ -234,21 +234,26 @@ class Elf:
         out.
         """
         missing, found = set(names), dict[bytes, Symbol]()
-        for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
+        for header, strings in self.symbol_tables(SHT_DYNSYM, SHT_SYMTAB):
+            self._search(header, self._positions(strings, missing), found)
+            missing -= found.keys()
+            if not missing:
+                break
+        return found
+
+    def symbol_tables(self, *kinds: int) -> Iterator[tuple[np.void, np.void]]:
+        """(symbols, strings), as section headers, of the tables of these types."""
+        for kind in kinds:
             for header in self.sections[self.sections["type"] == kind]:
-                if not missing:
-                    return found
                 if int(header["link"]) >= len(self.sections):
                     raise ElfError("a symbol table without a string table")
-                self._search(header, self._positions(self.sections[int(header["link"])], missing), found)
-                missing -= found.keys()
-        return found
+                yield header, self.sections[int(header["link"])]
 
     def _search(self, header: np.void, positions: dict[int, bytes], found: dict[bytes, Symbol]) -> None:
         if not positions:
             return
         wanted = np.fromiter(positions, np.uint32, len(positions))
-        for entries in self._pieces(header, _SYMBOL):
+        for entries in self._pieces(header, SYMBOL):
             hits = np.isin(entries["name"], wanted) & (entries["shndx"] != 0) & (entries["value"] != 0)
             for name, _, _, _, value, size in entries[hits][:MAX_CANDIDATES].tolist():
                 found.setdefault(positions[name], Symbol(value, size))
@@ -280,11 +285,9 @@ class Elf:
         if table >= len(self.sections):
             raise ElfError("relocations without a symbol table")
         header = self.sections[table]
-        if (index + 1) * _SYMBOL.itemsize > int(header["size"]):
+        if (index + 1) * SYMBOL.itemsize > int(header["size"]):
             raise ElfError("a relocation against a symbol that is not there")
-        entry = np.frombuffer(self._bytes(int(header["offset"]) + index * _SYMBOL.itemsize, _SYMBOL.itemsize), _SYMBOL)[
-            0
-        ]
+        entry = np.frombuffer(self._bytes(int(header["offset"]) + index * SYMBOL.itemsize, SYMBOL.itemsize), SYMBOL)[0]
         return int(entry["value"]) if entry["shndx"] else 0
 
     @cached_property

@@ -7,7 +7,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from agent.binaries.elf import _SHT_DYNSYM, _SHT_SYMTAB, _SYMBOL, ElfError
+from agent.binaries.elf import SHT_DYNSYM, SHT_SYMTAB, SYMBOL, ElfError
 from agent.binaries.gopcln import parse_func
 from agent.binaries.gosym import GoBinary
 
@@ -57,24 +57,18 @@ class NamedFile(GoBinary):
     def _symbol_names(self, wanted: np.ndarray) -> list[str]:
         """The nearest function that begins at or before each address and contains it."""
         starts, places = np.zeros(len(wanted), np.uint64), [(0, 0)] * len(wanted)
-        for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-            for header in self.sections[self.sections["type"] == kind]:
-                if int(header["link"]) >= len(self.sections):
-                    raise ElfError("a symbol table without a string table")
-                strings = self.sections[int(header["link"])]
-                for entries in self._pieces(header, _SYMBOL):
-                    held = entries[
-                        np.isin(entries["info"] & 15, _FUNCTIONS) & (entries["shndx"] != 0) & (entries["value"] != 0)
-                    ]
-                    held = held[np.argsort(held["value"], kind="stable")]
-                    at = np.searchsorted(held["value"], wanted, "right") - 1
-                    for i, j in enumerate(at.tolist()):
-                        if j >= 0 and held["value"][j] > starts[i] and _reaches(held[j], int(wanted[i])):
-                            starts[i] = held["value"][j]
-                            places[i] = (
-                                int(strings["offset"]) + int(held["name"][j]),
-                                int(strings["offset"]) + int(strings["size"]),
-                            )
+        for header, strings in self.symbol_tables(SHT_SYMTAB, SHT_DYNSYM):
+            first = int(strings["offset"])
+            for entries in self._pieces(header, SYMBOL):
+                held = entries[
+                    np.isin(entries["info"] & 15, _FUNCTIONS) & (entries["shndx"] != 0) & (entries["value"] != 0)
+                ]
+                held = held[np.argsort(held["value"], kind="stable")]
+                at = np.searchsorted(held["value"], wanted, "right") - 1
+                for i, j in enumerate(at.tolist()):
+                    if j >= 0 and held["value"][j] > starts[i] and _reaches(held[j], int(wanted[i])):
+                        starts[i] = held["value"][j]
+                        places[i] = first + int(held["name"][j]), first + int(strings["size"])
         return [_text_of(self._bytes(at, min(_MAX_NAME, end - at))) if end else "" for at, end in places]
 
 

@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.binaries.elf import Elf, ElfError
+from agent.binaries.elf import SHT_DYNSYM, SHT_SYMTAB, SYMBOL, Elf, ElfError
 from agent.binaries.symbolnames import COLD, plain
 
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
-_SHT_SYMTAB, _SHT_DYNSYM, _FUNC, _IFUNC = 2, 11, 2, 10
+_BOTH = SHT_SYMTAB, SHT_DYNSYM  # the table of all functions first
+_FUNC, _IFUNC = 2, 10
 _PIECE, _LONGEST_NAME = 1 << 20, 2048
 _MOST_NAMES, _MOST_COMPARED, _MOST_NEAR = 200_000, 10_000, 5
 BUDGET = 256 << 20
@@ -39,25 +37,17 @@ class SymbolFile(Elf):
     @property
     def stripped(self) -> bool:
         """Whether only exported functions have names."""
-        return not (self.sections["type"] == _SHT_SYMTAB).any()
-
-    def _tables(self) -> Iterator[tuple[np.void, np.void]]:
-        """(symbols, strings), as section headers; the table of all functions first."""
-        for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-            for header in self.sections[self.sections["type"] == kind]:
-                if int(header["link"]) >= len(self.sections):
-                    raise ElfError("a symbol table without a string table")
-                yield header, self.sections[int(header["link"])]
+        return not (self.sections["type"] == SHT_SYMTAB).any()
 
     def named(self, wanted: re.Pattern[bytes], most: int = 64) -> list[NamedFunction]:
         """Symbols whose whole names match, with the zero after them."""
         found = dict[tuple[str, int], NamedFunction]()
-        for header, strings in self._tables():
+        for header, strings in self.symbol_tables(*_BOTH):
             at = dict(self._places(strings, wanted, most))
             if not at:
                 continue
             places = np.fromiter(at, np.uint32, len(at))
-            for entries in self._pieces(header, _SYMBOL):
+            for entries in self._pieces(header, SYMBOL):
                 kinds = entries["info"] & 15
                 hits = np.isin(entries["name"], places) & np.isin(kinds, (0, _FUNC, _IFUNC))
                 for place, info, _, section, value, size in entries[hits][:most].tolist():
@@ -79,8 +69,8 @@ class SymbolFile(Elf):
 
     def around(self, vaddr: int) -> NamedFunction | None:
         """The function that contains an address, by the symbols with a size."""
-        for header, strings in self._tables():
-            for entries in self._pieces(header, _SYMBOL):
+        for header, strings in self.symbol_tables(*_BOTH):
+            for entries in self._pieces(header, SYMBOL):
                 inside = (
                     (entries["info"] & 15 == _FUNC)
                     & (entries["shndx"] != 0)
@@ -97,9 +87,9 @@ class SymbolFile(Elf):
     def near(self, written: str) -> list[str]:
         """Similar names of functions: those with the same last part first."""
         names, last = dict[str, str](), _last(written).encode()
-        for header, strings in self._tables():
+        for header, strings in self.symbol_tables(*_BOTH):
             text = self._bytes(int(strings["offset"]), min(int(strings["size"]), 16 * _PIECE))
-            for entries in self._pieces(header, _SYMBOL):
+            for entries in self._pieces(header, SYMBOL):
                 functions = entries[
                     (entries["info"] & 15 == _FUNC) & (entries["value"] != 0) & (entries["name"] < len(text))
                 ]

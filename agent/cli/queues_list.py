@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent.common.address import with_port
+
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
 
@@ -182,7 +184,7 @@ def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None
 def _kernel(row: Row) -> Row:
     """A kernel queue as a row of the output."""
     place = (
-        f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "")
+        with_port(row["saddr"] or "*", row["sport"]) + (f" {row['peer']}" if row["peer"] else "")
         if row["sport"] is not None
         else None
     )

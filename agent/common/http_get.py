@@ -48,7 +48,7 @@ class TooLarge(HttpDown):
 
 
 @dataclass
-class _Budget:
+class HttpBudget:
     """What the present request may still take. deadline_s: time.monotonic; bytes_left: of the answer."""
 
     deadline_s: float = 0.0
@@ -64,7 +64,7 @@ class _Budget:
 class _Received(io.RawIOBase):
     """What a socket receives, within a budget."""
 
-    def __init__(self, sock: socket.socket, budget: _Budget) -> None:
+    def __init__(self, sock: socket.socket, budget: HttpBudget) -> None:
         self._sock, self._budget = sock, budget
 
     def readable(self) -> bool:
@@ -79,10 +79,10 @@ class _Received(io.RawIOBase):
         return n
 
 
-class _Bounded:
+class BoundedSocket:
     """The part of a socket that http.client uses, within a budget."""
 
-    def __init__(self, sock: socket.socket, budget: _Budget) -> None:
+    def __init__(self, sock: socket.socket, budget: HttpBudget) -> None:
         self._sock, self._budget = sock, budget
 
     def makefile(self, _: str) -> io.BufferedReader:
@@ -93,7 +93,7 @@ class _Bounded:
         self._sock.sendall(data)
 
     def close(self) -> None:
-        """http.client is done with it, but an answer may still be read: HttpClient closes the socket."""
+        """http.client is done with it, but an answer may still be read: who made the socket closes it."""
 
 
 class HttpClient:
@@ -105,7 +105,7 @@ class HttpClient:
 
     def __init__(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         self._host, self._port, self._tls = host, port, tls
-        self._budget = _Budget()
+        self._budget = HttpBudget()
         self._socket: socket.socket | None = None
         self._connection: Any = None
         self.peer: tuple[str, int] | None = None
@@ -201,20 +201,37 @@ class HttpClient:
         return whole
 
     def _connect(self, http: Any) -> None:
-        sock = connect(self._host, self._port, self._budget.deadline_s)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.peer = sock.getpeername()[:2]
-            if self._tls is not None:
-                sock.settimeout(self._budget.left_s())
-                sock = self._tls().wrap_socket(sock, server_hostname=self._host)
-        except BaseException:
-            sock.close()
-            raise
-        self._socket = sock
+        self._socket = sock = open_socket(self._host, self._port, self._budget, self._tls, self._connected)
         self._connection = http.HTTPConnection(self._host, self._port)
         self._connection.auto_open = 0
-        self._connection.sock = _Bounded(sock, self._budget)
+        self._connection.sock = BoundedSocket(sock, self._budget)
+
+    def _connected(self, sock: socket.socket) -> None:
+        self.peer = sock.getpeername()[:2]
+
+
+def open_socket(
+    host: str,
+    port: int,
+    budget: HttpBudget,
+    tls: Callable[[], ssl.SSLContext] | None,
+    connected: Callable[[socket.socket], None],
+) -> socket.socket:
+    """A connection, within the budget's time. tls: as for HttpClient. connected: gets it before the TLS handshake."""
+    sock = connect(host, port, budget.deadline_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is None:
+            connected(sock)
+            return sock
+        sock = encrypted = tls().wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        connected(encrypted)
+        encrypted.settimeout(budget.left_s())
+        encrypted.do_handshake()
+    except BaseException:
+        sock.close()
+        raise
+    return encrypted
 
 
 def _remedy(status: int, login: bool) -> str:

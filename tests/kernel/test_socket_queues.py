@@ -19,6 +19,7 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
+from agent.common.address import with_port
 from agent.lab.stage.netns import Namespace
 from agent.probes.tcp import Connections, Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
@@ -250,8 +251,10 @@ def test_the_verb_shows_the_latest_poll_and_now_agrees(listener: socket.socket, 
     ]
     for rows in (stored, now):
         assert [
-            (r["length"], r["limit"]) for r in rows if r["system"] == "accept" and str(r["queue"]).endswith(f":{port}")
-        ] == [(10, 17)]
+            (r["queue"], r["length"], r["limit"])
+            for r in rows
+            if r["system"] == "accept" and str(r["queue"]).endswith(f":{port}")
+        ] == [(with_port(listener.getsockname()[0], port), 10, 17)]
         assert "lo" in [r["queue"] for r in rows if r["system"] == "qdisc"]
     for client in clients:
         client.close()

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
 from agent.lab.stage.netns import Namespace
 from agent.tables import TABLES
 from tests.cable import Cable
@@ -22,10 +22,6 @@ from tests.lab.tcp import Pick, ask, closed_port, echo_server
 
 Attach = Callable[..., Attached]
 OK, FAILED, ABORTED = 0, 1, 2
-
-
-def now_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def to_port(port: int) -> Pick:
@@ -39,12 +35,12 @@ def connects(tcp: Attached, port: int, n: int, limit_s: float = 5) -> np.ndarray
 def test_successful_connects(attach: Attach) -> None:
     tcp = attach("tcp")
     with echo_server() as (_, port):
-        start, took = now_ns(), []
+        start, took = boot_ns(), []
         for _ in range(101):
-            before = now_ns()
+            before = boot_ns()
             with socket.create_connection(("127.0.0.1", port)):
-                took.append(now_ns() - before)
-        end = now_ns()
+                took.append(boot_ns() - before)
+        end = boot_ns()
         rows = connects(tcp, port, 101)
     assert len(rows) == 101
     assert set(rows["result"]) == {OK}

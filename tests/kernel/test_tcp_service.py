@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from agent.common.clocks import boot_ns
 from agent.probes.tcp import RTT_GATE_NS, tick_ns
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick
@@ -44,10 +45,6 @@ while True:
 _OFF_NS = 2 * tick_ns() + RTT_GATE_NS
 
 
-def now() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
 @contextlib.contextmanager
 def server(*flags: str) -> Iterator[tuple[int, int]]:
     with subprocess.Popen([sys.executable, "-c", _SERVER, *flags], stdout=subprocess.PIPE) as process:
@@ -60,11 +57,11 @@ def server(*flags: str) -> Iterator[tuple[int, int]]:
 
 def ask(connection: socket.socket, ms: int, size: int = 7) -> int:
     """Returns how long it took, ns."""
-    begun = now()
+    begun = boot_ns()
     connection.sendall(b"%d %d\n" % (ms, size))
     with connection.makefile("rb") as answer:
         answer.readline()
-        took = now() - begun
+        took = boot_ns() - begun
         answer.read(size)
     return took
 
@@ -88,7 +85,7 @@ def test_answers_on_one_connection(attach: Attach) -> None:
         for _ in range(23):
             ask(client, 1)
             time.sleep(0.02)
-        before = now()
+        before = boot_ns()
         took = [ask(client, ms) for ms in (150, 90, 260, 90, 90)]
         ask(client, 0)
         client.close()
@@ -125,12 +122,12 @@ def test_a_process_that_stood_still_had_the_request(attach: Attach) -> None:
     with server() as (pid, port), socket.create_connection(("127.0.0.1", port)) as client:
         ask(client, 0)
         os.kill(pid, signal.SIGSTOP)
-        begun = now()
+        begun = boot_ns()
         client.sendall(b"0 7\n")
         time.sleep(0.5)
         os.kill(pid, signal.SIGCONT)
         assert client.recv(1)
-        took = now() - begun
+        took = boot_ns() - begun
         with client.makefile("rb") as answer:  # closing with data unread resets the connection, and the request is lost
             assert len(answer.read(16)) == 16
         client.close()
@@ -173,16 +170,16 @@ def test_a_request_that_is_not_answered_is_seen_while_it_waits(attach: Attach) -
         ask(client, 0)
         rows = tcp.wait("service_latency", of(port), answered(1))
         assert int(rows["requests"].sum()) == 1
-        before = now()
+        before = boot_ns()
         client.sendall(b"3000 7\n")
-        sent = now()
+        sent = boot_ns()
         rows = tcp.wait("service_latency", of(port), lambda rows: bool(rows["max_ns"].max() >= 2_000_000_000))
         worst = rows[np.argmax(rows["max_ns"])]
         assert worst["waiting"] > 0
         assert worst["requests"] == 0
         assert before - _OFF_NS < worst["max_from_ns"] < sent + _OFF_NS
         assert client.recv(1)
-        took = now() - before
+        took = boot_ns() - before
         rows = tcp.wait("service_latency", of(port), answered(2))
     assert 3_000_000_000 - _OFF_NS < rows["max_ns"].max() < took + _OFF_NS
     assert int(rows["requests"].sum()) == 2

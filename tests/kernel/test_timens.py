@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from agent.batch import Batch
 from agent.clock import sample, timens, timex
+from agent.common.clocks import boot_ns
 from agent.common.host import boot_id as this_boot
 from agent.limiters.intake import Intake
 from agent.store.hot import HotStore
@@ -72,10 +72,6 @@ def inside() -> Iterator[Callable[..., Inside]]:
     yield start
     for one in made:
         one.close()
-
-
-def boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def test_offsets_of_a_process_and_of_ourselves(inside: Callable[..., Inside]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common.clocks import boot_ns
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.otlp import OtlpExporter
@@ -17,10 +18,6 @@ from exporters.resource import describe
 DECISIONS, CALLS, HANDSHAKES, CHANGES, RTT_ROWS, RETRANSMITS = 23, 17, 13, 3, 11, 7
 SPANS = DECISIONS + CALLS + HANDSHAKES + CHANGES + 1  # and one finding
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def to_wall(t_ns: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from agent.batch import make
+from agent.common.clocks import boot_ns
 from exporters.aggregate import MetricStore
 from exporters.otlp import MAX_RETRY_AFTER_S
 from exporters.otlp_settings import Endpoint
@@ -17,7 +18,7 @@ from exporters.send import HttpSender
 from exporters.transport import MAX_BODY_BYTES
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 from tests.patience import until
-from tests.servers.otlp_load import boot_ns, exporter
+from tests.servers.otlp_load import exporter
 from tests.servers.strict_receiver import Answer, StrictReceiver
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"

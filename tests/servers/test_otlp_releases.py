@@ -21,9 +21,10 @@ RANGE, OLDEST = ALLOWED.groups()
 PROGRAM = """
 import json, sys
 from importlib.metadata import version
+from agent.common.clocks import boot_ns
 from exporters.aggregate import MetricStore
 from tests.patience import until
-from tests.servers.otlp_load import SPANS, boot_ns, exporter, workload
+from tests.servers.otlp_load import SPANS, exporter, workload
 port, protocol = sys.argv[1:]
 store = MetricStore()
 sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, compression="gzip", interval_s=3600)

@@ -16,6 +16,7 @@ import pytest
 from agent.batch import Batch
 from agent.clock.daemons.daemon_source import TimeDaemons
 from agent.clock.daemons.settings import NtpSettings
+from agent.common.clocks import boot_ns
 from agent.correlate.correlator import Correlator
 from agent.tables import TABLES
 from tests.cable import Cable
@@ -66,10 +67,6 @@ class Node:
         with self.wire.left.entered():
             until(lambda: len(found) >= enough, limit_s, 0.005, why=self.source.state, turn=turn)
         return found
-
-
-def boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @pytest.fixture

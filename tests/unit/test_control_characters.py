@@ -12,10 +12,11 @@ import pytest
 
 from agent.batch import make
 from agent.cli.output import echo, emit_rows, emit_stream, note
+from agent.common.clocks import boot_ns
 from agent.log import Log
 from agent.tables import TABLES
 from tests.commands import tickscope
-from tests.unit.test_gaps_cli import boot_now, store
+from tests.unit.test_gaps_cli import store
 
 #: Sets a title, clears the screen by an 8-bit control, deletes, turns text round, begins a line.
 EVIL = 'a\x1b]0;b\x07\x9b2J\x7f\u202ex\ny\tz,"q"'
@@ -43,7 +44,7 @@ def test_rows_and_streams(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_verbs(tmp_path: Path) -> None:
-    store(tmp_path, make("tcp_reset", 1, t_ns=boot_now(), comm=b"a\x1b[2J\x9b"))
+    store(tmp_path, make("tcp_reset", 1, t_ns=boot_ns(), comm=b"a\x1b[2J\x9b"))
     for argv in (["query", "tcp_reset"], ["sql", "select comm, chr(27) || '[2J' as \"x\x1b[2J\" from tcp_reset"]):
         for fmt in ("csv", "table", "json", "ndjson"):
             done = tickscope(*argv, "--store", str(tmp_path), "-o", fmt)
@@ -63,7 +64,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_verbs_report_beside_their_answer(tmp_path: Path) -> None:
-    states, now = TABLES["probe_status"], boot_now()
+    states, now = TABLES["probe_status"], boot_ns()
     status = make(
         "probe_status",
         1,

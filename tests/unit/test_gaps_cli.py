@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from agent.batch import Batch, make
 from agent.cli.gaps import hides_findings
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
 from agent.common.host import boot_id as this_boot
 from agent.service.unevaluated import REASONS, Unevaluated
 from agent.store.hot import HotStore
@@ -51,13 +51,9 @@ def store(path: Path, *batches: Batch, boot: str = "") -> Path:
     return path
 
 
-def boot_now() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
 @pytest.fixture
 def gappy(tmp_path: Path) -> Path:
-    return store(tmp_path / "store", lost(boot_now() - 10 * S))
+    return store(tmp_path / "store", lost(boot_ns() - 10 * S))
 
 
 @pytest.mark.parametrize("argv", VERBS, ids=" ".join)
@@ -85,7 +81,7 @@ def test_no_finding_beside_a_gap_is_no_good_news(gappy: Path, argv: list[str]) -
 
 
 def test_a_gap_outside_the_window_reports_nothing_of_it(tmp_path: Path) -> None:
-    now = boot_now()
+    now = boot_ns()
     path = store(tmp_path, lost(now - 60 * S))
     output = tickscope("findings", "--since", "30s", "--store", path).stderr
     assert b"no findings in that time\n" in output and b"gap" not in output
@@ -93,7 +89,7 @@ def test_a_gap_outside_the_window_reports_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_what_only_an_exporter_lost_was_checked(tmp_path: Path) -> None:
-    output = tickscope("findings", "--store", store(tmp_path, lost(boot_now(), b"otlp full", "export"))).stderr
+    output = tickscope("findings", "--store", store(tmp_path, lost(boot_ns(), b"otlp full", "export"))).stderr
     assert b"no findings\n" in output and b"lost in export (otlp full)" in output
     assert b"; the store has them" in output
     assert hides_findings([{"stage": "export"}, {"stage": "kernel"}])
@@ -101,7 +97,7 @@ def test_what_only_an_exporter_lost_was_checked(tmp_path: Path) -> None:
 
 def test_what_the_correlator_left_out_is_reported_and_not_called_lost(tmp_path: Path) -> None:
     counts = dict.fromkeys(REASONS, 0)
-    source, now = Unevaluated(lambda: counts), boot_now()
+    source, now = Unevaluated(lambda: counts), boot_ns()
     counts["subjects"] = 600
     rows = [*source.drain(now - 90 * S)]
     counts.update(subjects=1100, late=3)

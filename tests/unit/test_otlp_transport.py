@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from agent.batch import make
+from agent.common import http_get
 from exporters.aggregate import MetricStore
 from exporters.otlp import _Lane
 from exporters.otlp_settings import Endpoint
@@ -36,7 +37,7 @@ def test_a_chunk_of_negative_size_is_not_read_to_the_end() -> None:
         sender, before = _sender(port, timeout_s=1.0), reset_peak()
         outcome = sender.send(b"")
         assert peak() - before < 8 << 20
-        assert outcome == Outcome("retry", message="HTTPException: a chunk of negative size")
+        assert outcome == Outcome("retry", message="HTTPException: the answer is too large")
         sender.close()
 
 
@@ -79,11 +80,11 @@ def test_who_closes_without_an_answer_is_asked_again() -> None:
 def test_an_ipv6_address_needs_no_port(monkeypatch: pytest.MonkeyPatch, scheme: str, port: int) -> None:
     asked: list[Any] = []
 
-    def refused(address: Any, *_: object) -> socket.socket:
-        asked.append(address)
+    def refused(*address: Any) -> socket.socket:
+        asked.append(address[:2])
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(http_get, "connect", refused)
     with contextlib.suppress(ConnectionRefusedError):
         Transport(f"{scheme}://[::1]/v1/traces").post(b"", {}, 1.0)
     assert asked == [("::1", port)]
@@ -91,7 +92,7 @@ def test_an_ipv6_address_needs_no_port(monkeypatch: pytest.MonkeyPatch, scheme: 
 
 def test_what_was_slow_to_connect_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time-out passes while there is no socket to end yet, as when a name is looked up."""
-    connect = socket.create_connection
+    connect = http_get.connect
 
     def slow(*args: Any) -> socket.socket:
         time.sleep(0.4)
@@ -102,7 +103,7 @@ def test_what_was_slow_to_connect_is_not_waited_for_again(monkeypatch: pytest.Mo
             connection.sendall(b"H")
             time.sleep(0.05)
 
-    monkeypatch.setattr(socket, "create_connection", slow)
+    monkeypatch.setattr(http_get, "connect", slow)
     with serving(trickles) as port:
         transport, begun = Transport(f"http://127.0.0.1:{port}/"), time.monotonic()
         ended = threading.Timer(3.0, transport.abort)  # what would end it otherwise
@@ -124,14 +125,14 @@ def test_a_kept_connection_that_was_closed_is_made_again(error: OSError) -> None
     with serving(answers) as port:
         sender = _sender(port)
         assert sender.send(b"").status == "sent"
-        kept: Any = sender._transport._connection
-        kept.closed = _closed(tls=isinstance(error, ssl.SSLError))
+        transport: Any = sender._transport
+        transport._closed = _closed(tls=isinstance(error, ssl.SSLError))
 
         def closed(*_: object) -> None:
             raise error
 
-        kept.send = closed
-        kept.sock.shutdown(socket.SHUT_RDWR)
+        transport._connection.send = closed
+        transport._socket.shutdown(socket.SHUT_RDWR)
         assert sender.send(b"").status == "sent"
         sender.close()
 

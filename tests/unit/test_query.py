@@ -24,6 +24,7 @@ from agent.ask.window import Bound, parse
 from agent.batch import Batch, make
 from agent.cli import cells
 from agent.columns import Column
+from agent.common.clocks import boot_ns
 from agent.common.host import boot_id as this_boot
 from agent.errors import AgentError
 from agent.store import frames, group, segments
@@ -39,10 +40,6 @@ from tests.commands import on_terminal, tickscope_text
 ROOT = Path(__file__).resolve().parents[2]
 V4 = b"\0" * 10 + b"\xff\xff" + bytes([10, 0, 0, 7])
 V6 = bytes.fromhex("20010db8000000000000000000000001")
-
-
-def boot_now() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def write(path: Path, *batches: Batch, boot: str | None = None, seal: bool = False) -> None:
@@ -177,7 +174,7 @@ def test_wall_time_follows_the_history_of_each_boot(tmp_path: Path) -> None:
 
 
 def test_windows_are_relative_dated_and_since_boot(tmp_path: Path) -> None:
-    now = boot_now()
+    now = boot_ns()
     offset = time.time_ns() - now
     ages = [5, 60, 300, 700]  # a machine may be up for a quarter of an hour only
     times = [now - age * 10**9 for age in ages]
@@ -205,7 +202,7 @@ def test_windows_are_relative_dated_and_since_boot(tmp_path: Path) -> None:
 
 
 def test_gaps_are_the_losses_that_overlap_the_window(tmp_path: Path) -> None:
-    now = boot_now()
+    now = boot_ns()
     loss = make("loss", 4, t_ns=now, count=[1, 2, 0, 3], source=["old", "recent", "nothing", "open"])
     loss.rows["from_ns"] = [now - 300 * 10**9, now - 100 * 10**9, now - 10**9, TABLES["loss"].by_name["from_ns"].null]
     loss.rows["to_ns"] = [now - 200 * 10**9, now - 30 * 10**9, now, TABLES["loss"].by_name["to_ns"].null]
@@ -383,7 +380,7 @@ def test_a_directory_that_no_agent_has_used_is_no_good_news(tmp_path: Path) -> N
 
 
 def test_a_store_without_an_agent_is_reported(tmp_path: Path) -> None:
-    write(tmp_path, make("tcp_reset", 1, t_ns=boot_now() - 100 * 10**9, comm=b"x"))
+    write(tmp_path, make("tcp_reset", 1, t_ns=boot_ns() - 100 * 10**9, comm=b"x"))
     done = verb(tmp_path, "query", "tcp_reset")
     assert "no agent writes this store now; its newest row is 0:01:4" in done.stderr
     assert done.returncode == 0

@@ -16,10 +16,11 @@ import pytest
 from agent.batch import Batch, make
 from agent.cli import queues_list, queues_text
 from agent.common.address import V4_MAPPED, peer_bytes
+from agent.common.clocks import boot_ns
 from agent.common.duration import brief
 from agent.tables import TABLES
 from tests.commands import on_terminal, tickscope_text
-from tests.unit.test_query import boot_now, write
+from tests.unit.test_query import write
 
 S = 10**9
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def lag(t_ns: int, lag: int | None, destination: str = "orders", group: str = "b
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """Three minutes of a queue that grows, a deleted one, one that moved to another server, and a topic."""
-    end = boot_now()
+    end = boot_ns()
     rows = []
     for i in range(180):
         t = end - (180 - i) * S
@@ -100,7 +101,7 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
     """Of what was down and is not polled now, of a work queue that has consumers now, and of a server that
     answers again; but not of a server that is down while others of its cluster answer.
     """
-    end = boot_now()
+    end = boot_ns()
     its = {"system": "nats", "cluster": "C1"}
     others = {n: peer_bytes(f"10.0.0.{n}", 4222) for n in (2, 3, 4)}
     batches = []
@@ -127,7 +128,7 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_was_deleted_before_a_fail_over_is_missing_after_it(tmp_path: Path) -> None:
-    end, promoted = boot_now(), {"peer": peer_bytes("10.0.0.2", 6379)}
+    end, promoted = boot_ns(), {"peer": peer_bytes("10.0.0.2", 6379)}
     batches = [
         lag(end - i * S, 7, "moved", **(promoted if i <= 50 else {})) for i in range(100, 0, -1) if not 50 < i < 70
     ]
@@ -138,7 +139,7 @@ def test_a_queue_that_was_deleted_before_a_fail_over_is_missing_after_it(tmp_pat
 
 def test_servers_of_a_cluster_that_are_polled_seldom_have_their_queues(tmp_path: Path) -> None:
     """Every 30 s, half of it apart; one queue was deleted."""
-    end = boot_now()
+    end = boot_ns()
     its = {"system": "nats", "cluster": "C1"}
     batches = []
     for i in range(9):
@@ -157,7 +158,7 @@ def test_the_interval_of_a_cluster_is_that_of_most_of_its_polls(tmp_path: Path, 
     """Two servers every 30 s, half of it apart: one queue is in the polls of the second one only, of 15 s ago; one was
     deleted 90 s ago.
     """
-    end, its = boot_now(), {"system": "nats", "cluster": "C1"}
+    end, its = boot_ns(), {"system": "nats", "cluster": "C1"}
     peers = [peer_bytes(f"10.0.0.{server}", 4222) for server in (1, 2, 3)]
     batches = [lag(end - i * 30 * S, 1, "q1", **its, peer=peers[0]) for i in range(9)]
     batches += [lag(end - i * 30 * S - 15 * S, 1, "q2", **its, peer=peers[1]) for i in range(9)]
@@ -229,7 +230,7 @@ def test_the_clients_of_a_queue_and_their_servers(tmp_path: Path) -> None:
     """Two servers: the worker of pid 7 switches between them and one connect fails; one of pid 8 was there before; the
     worker with the address is known by its connection. Process 9 talks to a server that is no broker.
     """
-    now = boot_now()
+    now = boot_ns()
     two = {"system": "celery", "cluster": "10.0.0.2:6379", "peer": peer_bytes("10.0.0.2", 6379)}
     one = {"system": "celery", "workers": "w@a 7, 10.0.0.9:5008, x@b 9, and 3 more", "tasks": "mail.send 3"}
     ok, failed = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
@@ -256,7 +257,7 @@ def test_the_clients_of_a_queue_and_their_servers(tmp_path: Path) -> None:
 
 
 def test_what_only_some_brokers_report(tmp_path: Path) -> None:
-    now, partitions = boot_now() - S, ((b"0", 9000.0), (b"1", 60.0))
+    now, partitions = boot_ns() - S, ((b"0", 9000.0), (b"1", 60.0))
     write(
         tmp_path,
         lag(now, 9, "tasks", delayed=3, redelivery_s=-4.0, held_idle=2, idle_holders=b"w1 2", priorities=b"0: 5, 3: 4"),
@@ -292,7 +293,7 @@ def test_what_only_some_brokers_report(tmp_path: Path) -> None:
 
 
 def test_a_log_is_plotted_in_bytes_and_what_is_overdue_has_no_negative_time(tmp_path: Path) -> None:
-    end = boot_now()
+    end = boot_ns()
     rows = [lag(end - i * S, None, "wal", "standby", system="postgresql", lag_bytes=4096) for i in range(9, 0, -1)]
     rows.append(lag(end - S, 5, "topic", retention_left_s=-7200.0))
     write(tmp_path, *rows)
@@ -308,7 +309,7 @@ def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None
     """As its producers made them, in two partitions, and as its group consumed them; a consumer need not report more
     than the queue. Those of other queues, groups and servers do not count.
     """
-    now = boot_now()
+    now = boot_ns()
     mine: dict[str, Any] = {"destination": "orders", "messages": 1009, "duplicates": 5, "out_of_order": 2}
     sample, consumer = (TABLES["message_order"].code("source", name) for name in ("sample", "consumer"))
     server = {"system": "redis", "cluster": "10.0.0.1:6379"}
@@ -347,7 +348,7 @@ def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None
 def test_messages_of_a_cluster_by_its_name_in_the_settings_and_by_its_address(
     others: list[tuple[str, str]], counted: int, tmp_path: Path
 ) -> None:
-    now = boot_now()
+    now = boot_ns()
     names = ("shop", "10.0.0.1:6379", "", "10.0.0.2:6379", "the shop's")
     its = [(name, "consumer", 10**i) for i, name in enumerate(names)]
     reports = [

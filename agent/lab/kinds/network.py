@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.program import FAR
 from agent.lab.programs.link import USUAL
-from agent.lab.programs.queue_work import BROKER_PORTS
+from agent.lab.programs.queue_work import BROKERS
 from agent.lab.stage.stage import Stage
 from agent.lab.stage.tun_link import DEVICE
 
 #: Affected traffic by target: port and IP protocol.
 TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)} | {
-    system: (port, 6) for system, port in BROKER_PORTS.items()
+    system: (its.port, 6) for system, its in BROKERS.items()
 }
 
 

@@ -19,29 +19,11 @@ from agent.lab.kinds.network import treated
 from agent.lab.kinds.redis import full_of_data, read_only
 from agent.lab.kinds.stopped import all_stopped, stopped
 from agent.lab.kinds.workers import setting_fault
-from agent.lab.programs import celery_queue, kafka_queue, postgresql_queue, rabbitmq_queue
-from agent.lab.programs.queue_work import ledger
+from agent.lab.programs import kafka_queue, rabbitmq_queue
+from agent.lab.programs.queue_work import BROKERS, ledger
 from agent.lab.stage.stage import DISK, GUESTS, Stage
 
 Injection = Callable[[Stage, Fault], AbstractContextManager[Offender]]
-SERVERS = {
-    "celery": celery_queue.REDIS,
-    "kafka": kafka_queue.NODE,
-    "postgresql": postgresql_queue.SERVER,
-    "rabbitmq": rabbitmq_queue.NODE,
-}
-CONSUMERS = {
-    "celery": celery_queue.WORKERS,
-    "kafka": kafka_queue.CONSUMERS,
-    "postgresql": postgresql_queue.WORKERS,
-    "rabbitmq": rabbitmq_queue.CONSUMERS,
-}
-PRODUCERS = {
-    "celery": celery_queue.PRODUCER_NAME,
-    "kafka": kafka_queue.PRODUCER_NAME,
-    "postgresql": postgresql_queue.PRODUCER_NAME,
-    "rabbitmq": rabbitmq_queue.PRODUCER_NAME,
-}
 _TOOL_S = 60.0
 
 
@@ -52,13 +34,13 @@ def poisoned(system: str) -> Injection:
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
-        for name in CONSUMERS[system]:
+        for name in BROKERS[system].consumers:
             stage.processes.set_settings(name, poison_s=fault.size)
-        stage.processes.set_settings(PRODUCERS[system], poison=True)
+        stage.processes.set_settings(BROKERS[system].producer, poison=True)
         try:
             yield Offender()
         finally:
-            for name in CONSUMERS[system]:
+            for name in BROKERS[system].consumers:
                 stage.processes.set_settings(name, poison_s=0.0)
 
     return inject
@@ -80,7 +62,7 @@ def alarmed(limit: str, far: str, usual: str) -> Injection:
 
 def _set_limit(stage: Stage, limit: str, value: str) -> None:
     """Raises OSError if the node refuses it."""
-    place = stage.processes.members[rabbitmq_queue.NODE].directory
+    place = stage.processes.members[BROKERS["rabbitmq"].server].directory
 
     def ask() -> None:
         tool = str(rabbitmq_queue.TOOLS / "rabbitmqctl")
@@ -97,13 +79,13 @@ def ending_workers(injection: Injection) -> Injection:
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
-        for name in CONSUMERS["celery"]:
+        for name in BROKERS["celery"].consumers:
             stage.processes.expect_end(name)
         try:
             with injection(stage, fault) as culprit:
                 yield culprit
         finally:
-            for name in CONSUMERS["celery"]:
+            for name in BROKERS["celery"].consumers:
                 stage.processes.revive(name)
 
     return inject
@@ -133,13 +115,8 @@ def storming(stage: Stage, fault: Fault) -> Iterator[Offender]:
         os.waitpid(pid, 0)
 
 
-def _group(system: str) -> str:
-    """The object of a group's consumers."""
-    return {"celery": "celery-workers"}.get(system, f"{system}-consumers")
-
-
 def _all_stopped(system: str) -> Injection:
-    return lambda stage, fault: all_stopped(stage, fault, _group(system))
+    return lambda stage, fault: all_stopped(stage, fault, BROKERS[system].group)
 
 
 _DISK = (Right("disk"), Right("syscall", "fsync"), Right("broker_slow"))
@@ -147,7 +124,7 @@ _STOPPED = (Right("consumer_stopped"), Right("process_stopped", culprit=True))
 
 
 def _of(system: str) -> Iterator[Kind]:
-    server, consumers, group = SERVERS[system], CONSUMERS[system], _group(system)
+    server, consumers, group = BROKERS[system].server, BROKERS[system].consumers, BROKERS[system].group
     everywhere = {group: (group,)}
     yield Kind(
         f"{system}_consumers_stopped",
@@ -275,16 +252,13 @@ def _of(system: str) -> Iterator[Kind]:
 
 
 KINDS = (
-    *_of("celery"),
-    *_of("rabbitmq"),
-    *_of("kafka"),
-    *_of("postgresql"),
+    *(kind for system in BROKERS for kind in _of(system)),
     *(
         Kind(
             f"rabbitmq_{what}_alarm",
             f"RabbitMQ has a {what} alarm, and blocks publishers",
             Size("duration_s", 4.0, 10.0),
-            (rabbitmq_queue.NODE,),
+            (BROKERS["rabbitmq"].server,),
             (Right("resource_limit", detail),),
             alarmed(*setting),
             settle_s=3.0,
@@ -299,7 +273,7 @@ KINDS = (
         "celery_full_memory",
         "the Redis of Celery refuses to write: its memory is full",
         Size("duration_s", 2.0, 8.0),
-        (celery_queue.REDIS,),
+        (BROKERS["celery"].server,),
         (Right("resource_limit", "memory"),),
         ending_workers(full_of_data),
         settle_s=8.0,
@@ -309,7 +283,7 @@ KINDS = (
         "celery_failover",
         "the Redis of Celery refuses to write: it was made a replica, as in a fail-over",
         Size("duration_s", 2.0, 8.0),
-        (celery_queue.REDIS,),
+        (BROKERS["celery"].server,),
         (Right("failover", culprit=True), Right("broker_down")),
         ending_workers(read_only),
         settle_s=8.0,
@@ -319,12 +293,12 @@ KINDS = (
         "kafka_rebalance_storm",
         "a consumer joins the group and leaves it, again and again",
         Size("stays_s", 2.0, 0.5),
-        (_group("kafka"),),
+        (BROKERS["kafka"].group,),
         (Right("rebalance", "storm"), Right("rebalance")),
         storming,
         (10.0, 16.0),
         settle_s=4.0,
-        touches={_group("kafka"): (_group("kafka"),)},
+        touches={BROKERS["kafka"].group: (BROKERS["kafka"].group,)},
         system="kafka",
     ),
 )

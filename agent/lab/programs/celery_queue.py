@@ -8,13 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
+from agent.lab.program import FAR, Run
+from agent.lab.programs.queue_work import BROKERS, OrderWork, broker_programs, produce
 
 SYSTEM, QUEUE = "celery", "invoices"
-PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKER_PORTS[SYSTEM], 15, 2, 4
+PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKERS[SYSTEM].port, 15, 2, 4
 URL = f"redis://{FAR}:{PORT}/0"
-REDIS, PRODUCER_NAME, WORKERS = "celery-redis", "celery-send", ("celery1", "celery2")
 
 
 def available(_shared: Path) -> None:
@@ -72,23 +71,13 @@ def send(run: Run) -> None:
     produce(run, lambda: lambda *order: app.send_task("bill", order, retry=False), OperationalError, OSError)
 
 
-PROGRAMS = with_clients(
-    LabProgram(
-        REDIS,
-        serve,
-        "far",
-        names=(f"{FAR}:{PORT}",),
-        uses=("disk", "link"),
-        server=True,
-        comm="redis-server",
-        group="disk",
-        system=SYSTEM,
-        listens=(FAR, PORT),
-        polled=("celery", f"{URL}?queues={QUEUE}&visibility_timeout={VISIBILITY_S}"),
-        prepare=available,
-    ),
+PROGRAMS = broker_programs(
+    SYSTEM,
     QUEUE,
-    (PRODUCER_NAME, send),
-    (WORKERS, consume),
-    "celery-workers",
+    serve,
+    send,
+    consume,
+    comm="redis-server",
+    polled=("celery", f"{URL}?queues={QUEUE}&visibility_timeout={VISIBILITY_S}"),
+    prepare=available,
 )

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, Orders, OrderWork, with_clients
+from agent.lab.program import FAR, Run
+from agent.lab.programs.queue_work import BROKERS, Orders, OrderWork, broker_programs
 
 SYSTEM, TOPIC, GROUP = "kafka", "events", "audit"
-PORT, PARTITIONS = BROKER_PORTS[SYSTEM], 2
-NODE, PRODUCER_NAME, CONSUMERS = "kafka", "kafka-send", ("kafka1", "kafka2")
+PORT, PARTITIONS = BROKERS[SYSTEM].port, 2
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
 _COMMON = {"bootstrap.servers": f"{FAR}:{PORT}", "log_level": 0}
 CONSUMING: dict[str, Any] = {
@@ -132,23 +131,13 @@ def produce(run: Run) -> None:
         run.log("add", start_ns, "ok" if failed == [None] else "down")
 
 
-PROGRAMS = with_clients(
-    LabProgram(
-        NODE,
-        serve,
-        "far",
-        names=(f"{FAR}:{PORT}",),
-        uses=("disk", "link"),
-        server=True,
-        comm="java",
-        group="disk",
-        system=SYSTEM,
-        listens=(FAR, PORT),
-        polled=("kafka", f"kafka://{FAR}:{PORT}"),
-        prepare=available,
-    ),
+PROGRAMS = broker_programs(
+    SYSTEM,
     TOPIC,
-    (PRODUCER_NAME, produce),
-    (CONSUMERS, consume),
-    "kafka-consumers",
+    serve,
+    produce,
+    consume,
+    comm="java",
+    polled=("kafka", f"kafka://{FAR}:{PORT}"),
+    prepare=available,
 )

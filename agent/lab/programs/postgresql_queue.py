@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
+from agent.lab.program import FAR, Run
+from agent.lab.programs.queue_work import BROKERS, OrderWork, broker_programs, produce
 
 SYSTEM, QUEUE = "postgresql", "refunds"
-PORT = BROKER_PORTS[SYSTEM]
-SERVER, PRODUCER_NAME, WORKERS = "postgresql", "postgres-send", ("postgres1", "postgres2")
+PORT = BROKERS[SYSTEM].port
 URL = f"postgresql://lab@{FAR}:{PORT}/postgres"
 _TABLE = f"""
 CREATE TABLE IF NOT EXISTS jobs (
@@ -129,23 +128,13 @@ def send(run: Run) -> None:
     produce(run, connect, psycopg2.Error)
 
 
-PROGRAMS = with_clients(
-    LabProgram(
-        SERVER,
-        serve,
-        "far",
-        names=(f"{FAR}:{PORT}",),
-        uses=("disk", "link"),
-        server=True,
-        comm="postgres",
-        group="disk",
-        system=SYSTEM,
-        listens=(FAR, PORT),
-        polled=("postgresql", {"url": URL, "query": _QUERY}),
-        prepare=available,
-    ),
+PROGRAMS = broker_programs(
+    SYSTEM,
     QUEUE,
-    (PRODUCER_NAME, send),
-    (WORKERS, consume),
-    "postgresql-consumers",
+    serve,
+    send,
+    consume,
+    comm="postgres",
+    polled=("postgresql", {"url": URL, "query": _QUERY}),
+    prepare=available,
 )

@@ -9,15 +9,37 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import OTHER, LabProgram, Run
+from agent.lab.program import FAR, OTHER, LabProgram, Run
 
-#: Of the brokers, on the far side.
-BROKER_PORTS = {"celery": 6380, "kafka": 9092, "rabbitmq": 5672, "postgresql": 5432}
-_LEDGER_PORTS = {"celery": 8091, "kafka": 8092, "rabbitmq": 8093, "postgresql": 8094}
+
+@dataclass(frozen=True)
+class BrokerNames:
+    """The names of a broker's programs. port: of its server, on the far side; ledger_port: of its ledger; group: the
+    name of all consumers.
+    """
+
+    port: int
+    ledger_port: int
+    server: str
+    producer: str
+    consumers: tuple[str, str]
+    group: str
+
+
+BROKERS = {
+    "celery": BrokerNames(6380, 8091, "celery-redis", "celery-send", ("celery1", "celery2"), "celery-workers"),
+    "rabbitmq": BrokerNames(5672, 8093, "rabbitmq", "rabbit-send", ("rabbit1", "rabbit2"), "rabbitmq-consumers"),
+    "kafka": BrokerNames(9092, 8092, "kafka", "kafka-send", ("kafka1", "kafka2"), "kafka-consumers"),
+    "postgresql": BrokerNames(
+        5432, 8094, "postgresql", "postgres-send", ("postgres1", "postgres2"), "postgresql-consumers"
+    ),
+}
 _REQUEST, _ANSWER = b"GET / HTTP/1.1\r\nHost: ledger\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 _TIMEOUT_S = 20.0
 #: Settings of a consumer. hold: it keeps what it has, and does nothing; poison_s: time for which it works on a message
@@ -53,7 +75,7 @@ class OrderWork:
     def _ask(self) -> str:
         try:
             if getattr(self._own, "connection", None) is None:
-                address = OTHER, _LEDGER_PORTS[self._run.program.system]
+                address = OTHER, BROKERS[self._run.program.system].ledger_port
                 self._own.connection = socket.create_connection(address, _TIMEOUT_S)
             self._own.connection.sendall(_REQUEST)
             if self._own.connection.recv(4096):
@@ -97,21 +119,24 @@ def produce(run: Run, connect: Callable[[], Callable[[int, bool], object]], *err
             run.log("add", start_ns)
 
 
-def with_clients(
-    server: LabProgram,
+def broker_programs(
+    system: str,
     queue: str,
-    producer: tuple[str, Callable[[Run], None]],
-    consumers: tuple[Iterable[str], Callable[[Run], None]],
-    together: str,
+    serve: Callable[[Run], None],
+    send: Callable[[Run], None],
+    consume: Callable[[Run], None],
+    **server: Any,
 ) -> tuple[LabProgram, ...]:
-    """A broker with its producer and consumers, each by name and body. together: the name of all consumers."""
-    system, uses = server.system, (server.name, producer[0], ledger(server.system), together)
+    """A broker's server, producer and consumers, by their bodies. server: more of the server's declaration."""
+    its = BROKERS[system]
+    usual: dict[str, Any] = {"names": (f"{FAR}:{its.port}",), "uses": ("disk", "link"), "group": "disk"}
+    uses = its.server, its.producer, ledger(system), its.group
     return (
-        server,
-        LabProgram(*producer, settings=PRODUCER, names=(queue,), uses=(server.name,), system=system),
+        LabProgram(its.server, serve, "far", server=True, system=system, listens=(FAR, its.port), **(usual | server)),
+        LabProgram(its.producer, send, settings=PRODUCER, names=(queue,), uses=(its.server,), system=system),
         *(
-            LabProgram(name, consumers[1], settings=CONSUMER, names=(queue,), uses=uses, system=system)
-            for name in consumers[0]
+            LabProgram(name, consume, settings=CONSUMER, names=(queue,), uses=uses, system=system)
+            for name in its.consumers
         ),
     )
 
@@ -127,7 +152,7 @@ def serve(system: str, run: Run) -> None:
                     time.sleep(run.settings["sleep_s"])
                 connection.sendall(_ANSWER)
 
-    listener = socket.create_server((OTHER, _LEDGER_PORTS[system]), backlog=64)
+    listener = socket.create_server((OTHER, BROKERS[system].ledger_port), backlog=64)
     while True:
         threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
 
@@ -137,11 +162,11 @@ PROGRAMS = tuple(
         ledger(system),
         partial(serve, system),
         settings={"sleep_s": 0.0},
-        names=(f"{OTHER}:{port}",),
+        names=(f"{OTHER}:{names.ledger_port}",),
         server=True,
         root=True,  # a user's share of on-demand profiles is small
         comm=f"lab-{system[:5]}-db",
         system=system,
     )
-    for system, port in _LEDGER_PORTS.items()
+    for system, names in BROKERS.items()
 )

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, OrderWork, produce, with_clients
+from agent.lab.program import FAR, Run
+from agent.lab.programs.queue_work import BROKERS, OrderWork, broker_programs, produce
 
 SYSTEM, QUEUE = "rabbitmq", "shipments"
-PORT, METRICS_PORT, PREFETCH = BROKER_PORTS[SYSTEM], 15692, 10
-NODE, PRODUCER_NAME, CONSUMERS = "rabbitmq", "rabbit-send", ("rabbit1", "rabbit2")
+PORT, METRICS_PORT, PREFETCH = BROKERS[SYSTEM].port, 15692, 10
 TOOLS = Path("/usr/lib/rabbitmq/bin")
 _CONFIG = f"""
 listeners.tcp.1 = {FAR}:{PORT}
@@ -116,22 +115,16 @@ def send(run: Run) -> None:
     produce(run, connect, amqp.AMQPError, OSError)
 
 
-PROGRAMS = with_clients(
-    LabProgram(
-        NODE,
-        serve,
-        "far",
-        names=(f"{FAR}:{PORT}", f"{FAR}:{METRICS_PORT}"),
-        uses=("link",),
-        server=True,
-        comm="beam.smp",
-        system=SYSTEM,
-        listens=(FAR, PORT),
-        polled=("rabbitmq", f"http://{FAR}:{METRICS_PORT}?queues={QUEUE}&amqp={PORT}"),
-        prepare=available,
-    ),
+PROGRAMS = broker_programs(
+    SYSTEM,
     QUEUE,
-    (PRODUCER_NAME, send),
-    (CONSUMERS, consume),
-    "rabbitmq-consumers",
+    serve,
+    send,
+    consume,
+    names=(f"{FAR}:{PORT}", f"{FAR}:{METRICS_PORT}"),
+    uses=("link",),
+    comm="beam.smp",
+    group="",
+    polled=("rabbitmq", f"http://{FAR}:{METRICS_PORT}?queues={QUEUE}&amqp={PORT}"),
+    prepare=available,
 )
