@@ -30,6 +30,7 @@ from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
+from agent.tables import TABLES
 from tests.servers.polled import until_drained
 
 SECOND = 10**9
@@ -177,6 +178,9 @@ def test_an_offset_stands_still_after_some_commit_intervals() -> None:
     assert all(found[first:])
     rare = [(i // 40, 3) for i in range(400)]
     assert not any(stands_still(Commits(), rare)[80:])
+    for every in (600, 3600):  # the agent starts 5 s before a commit
+        found = stands_still(Commits(), [((i + every - 5) // every, 3) for i in range(4 * every)])
+        assert not any(found[5 + every :])
     never = stands_still(Commits(), [(7, 3)] * 90)
     assert never.index(True) == 60 - window_s
     idle = [*polls[:30], *[(6, 0)] * 600, *[(7, 3)] * 30]  # nothing to read for ten minutes: that is no interval
@@ -375,7 +379,7 @@ def test_a_partition_whose_leader_is_being_elected_has_no_answer() -> None:
     assert connection.offsets({("t", 0): None}, "latest") == {("t", 0): Failure("no_answer", "No leaders found")}
 
 
-NO_GROUP = "no such consumer group: start its consumers"
+NO_GROUP = "no such consumer group: start its consumers, or correct `groups`; Streams groups need a commit"
 
 
 @pytest.mark.parametrize(
@@ -394,6 +398,7 @@ def test_a_group_of_the_setting_that_does_not_exist_is_unknown(
     (row,) = cluster._poll(connection, boot_ns())
     assert (row["consumer_group"], row["status"]) == (b"g", status)
     assert str(row["reason"]).startswith(reason)
+    assert len(str(row["reason"])) <= TABLES["queue_lag"].by_name["reason"].width
 
 
 def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -> None:
@@ -459,6 +464,8 @@ def test_a_group_that_cannot_be_asked_for_is_unknown(kind: str, reason: str) -> 
     connection: Any = Cluster(Failure(kind, "GroupId g is not a consumer group (connect)."), {})
     (row,) = cluster._poll(connection, boot_ns())
     assert row["status"] == "unknown" and reason in str(row["reason"])
+    assert row.get("failure") == ("permission" if kind == "denied" else None)
+    assert row["poll_ns"] == 5_000_000  # it is an answer
 
 
 @pytest.mark.parametrize(
@@ -468,6 +475,8 @@ def test_a_group_that_cannot_be_asked_for_is_unknown(kind: str, reason: str) -> 
         (2, FirstRecord(3), 3, True),  # a marker of the transaction before it
         (2, FirstRecord(2, 1, "create", 1), 3, False),
         (2, None, 3, False),
+        (4, None, 3, False),  # it read beyond it, so it does not wait
+        (4, FirstRecord(5), 3, False),
         (3, None, 5, False),  # no open transaction
         (3, None, None, False),
         (None, None, 0, False),
@@ -528,6 +537,9 @@ def test_each_group_of_a_partition_has_its_first_record_read() -> None:
         cluster._no_reading_ns = 0
         cluster._read(wanted, committed, {key: kafka._Offsets(9, 0, 7)}, SECOND)
     assert asked == {3, 7}
+    state = random.getstate()
+    cluster._read([("c", key)], {"c": {key: 9}}, {key: kafka._Offsets(9, 0, 7)}, SECOND)
+    assert random.getstate() == state  # nothing to read: there is no order to choose
 
 
 def test_a_setting_that_a_broker_keeps_to_itself_is_not_known() -> None:

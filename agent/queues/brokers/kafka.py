@@ -57,7 +57,10 @@ _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PORT = 9092
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
-_NO_GROUP = "no such consumer group: start its consumers, or correct `groups`; share groups are not watched"
+_NO_GROUP = (
+    "no such consumer group: start its consumers, or correct `groups`; Streams groups need a commit; share groups are"
+    " not watched"
+)
 _NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
 _WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
 
@@ -348,7 +351,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 for node, ns in connection.took_ns.items()
                 if node is not None and (peer := self._addresses.peer(*node)) is not None
             }
-            rows = [row if "failure" in row else {**row, "poll_ns": took.get(row.get("peer"))} for row in rows]
+            rows = [
+                row if row.get("status") == "down" else {**row, "poll_ns": took.get(row.get("peer"))} for row in rows
+            ]
         self._timers = [*timers, *(self._tail.ids.timers() if self._tail is not None else ())]
         return rows
 
@@ -375,14 +380,14 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         wanted: list[tuple[str, Key]] = []
         for name, found in committed.items():
             if not isinstance(found, Failure):
-                wanted += ((name, key) for key in self._keys(name, found))
+                keys = filter(self._is_watched, {*found, *self._groups[name].holders})
+                wanted += ((name, key) for key in sorted(keys))
         if len(wanted) > MAX_ROWS:
             self._left_out.append(_more("partitions", MAX_ROWS))
         return wanted[:MAX_ROWS]
 
-    def _keys(self, name: str, committed: Iterable[Key]) -> list[Key]:
-        keys = {*committed, *self._groups[name].holders}
-        return sorted(key for key in keys if is_chosen(key[0], self._server.topics))
+    def _is_watched(self, key: Key) -> bool:
+        return is_chosen(key[0], self._server.topics)
 
     def _refresh(self, connection: KafkaConnection, keys: Iterable[Key], now_ns: int) -> None:
         """Leaders and settings of the topics."""
@@ -461,8 +466,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         """Reads the first records that wait, where only they tell the time, or whether any wait at all."""
         known, self._first_records = self._first_records, {}
         timing = now_ns - self._timed_ns > _TIMES_NS
-        missing: dict[Key, int] = {}
-        for name, key in sample(wanted, len(wanted)):  # what is left out, and the other groups, come another time
+        unread: list[tuple[Key, int]] = []
+        for name, key in wanted:
             at, offset = offsets[key], committed[name].get(key)
             if isinstance(at, Failure) or offset is None or offset >= at.end:
                 continue
@@ -474,10 +479,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 or self._ends[key].age(max(offset, at.start or 0), now_ns) is None
                 or self._doubt(key[0], offset, at)
             ):
-                missing[key] = max(offset, at.start or 0)
-        if not missing or not self._server.records or now_ns < self._no_reading_ns:
+                unread.append((key, max(offset, at.start or 0)))
+        if not unread or not self._server.records or now_ns < self._no_reading_ns:
             return
         self._timed_ns = now_ns if timing else self._timed_ns
+        missing = dict(sample(unread, len(unread)))  # what is left out, and the other groups, come another time
         if self._reader is None:
             self._reader = RecordReader(self._librdkafka())
         found = self._reader.read(missing, _READING_S)
@@ -611,8 +617,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         """The open transaction at which a consumer with ``isolation.level=read_committed`` has to wait; empty if there
         is none, or a record before it. The level of a group is not known.
         """
-        if committed is None or at.stable is None or at.stable >= at.end:
-            return ""
+        if committed is None or at.stable is None or not committed <= at.stable < at.end:
+            return ""  # a group beyond it reads uncommitted records
         first = self._first_records.get((key, committed))
         if first is not None and not first.basis:
             committed = first.offset  # only markers of transactions are before it
@@ -686,7 +692,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 yield from ({**row, **_named(group, key), **failed} for key in keys)
                 if not keys:
                     yield {**row, **failed}
-            elif not self._keys(name, found) and row["consumer_group"] not in gone:
+            elif row["consumer_group"] not in gone and not any(map(self._is_watched, (*found, *group.holders))):
                 where = " in the topics of the setting" if self._server.topics else ""
                 if group.state == "dead":
                     yield {**row, "status": "unknown", "reason": _NO_GROUP}
@@ -707,7 +713,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         }
         for name, found in committed.items():
             if not isinstance(found, Failure):
-                keys = {key for key in found if is_chosen(key[0], self._server.topics)}
+                keys = filter(self._is_watched, found)
                 self._committed |= {(name, key) for key in keys if not _is_gone(offsets.get(key))}
         for name, key in self._committed:
             self._gone.back(_gone_key(name, key))
@@ -793,7 +799,8 @@ def _failed(name: str, failure: Failure, what: str) -> dict[str, object]:
         return {"status": "down", "failure": failure.kind, "reason": f"{name}: {failure.reason}"}
     if failure.kind == "denied":
         reason = f"not allowed: the agent's user needs the right Describe on the {what}"
-    elif failure.kind == "gone":
+        return {"status": "unknown", "failure": "permission", "reason": reason}
+    if failure.kind == "gone":
         reason = _NO_GROUP if what == "group" else "the topic or partition is deleted"
     else:
         reason = failure.reason
