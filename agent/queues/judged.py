@@ -87,7 +87,7 @@ class Judged:
         row["cluster"] = _shortened(row["cluster"])
         members = {name: row.pop(name, None) for name in _MEMBERS}
         room, acked_exact, held = members.pop("room"), members.pop("acked_exact"), bool(members.pop("held"))
-        repeated, waits_for = members.pop("repeated"), members.pop("waits_for")
+        repeated = members.pop("repeated")
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         if row.get("failure") == "no_answer" and key in before and self._unanswered <= UNANSWERED:
@@ -118,8 +118,6 @@ class Judged:
         reason = judged.reason
         if judged.status == "unknown" and row.get("inexact_reason"):
             reason = row["inexact_reason"]
-        if judged.status == "stalled" and waits_for:
-            reason = f"{reason}; {waits_for}"
         return {
             "in_per_s": progress.per_second("added") if in_bytes is None else None,
             "out_per_s": progress.per_second("acked") if in_bytes is None else None,

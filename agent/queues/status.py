@@ -45,7 +45,8 @@ class Sample(NamedTuple):
     messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message. prefetch: how many
     messages its consumers may have unacknowledged, all together; beside: those that they have of other queues. held:
     whether pending messages stay pending when their consumers end. unit: of the lag, for texts; empty: messages. full:
-    what happens when the memory, or other room for the queue, is used.
+    what happens when the memory, or other room for the queue, is used. waits_for: what it waits for if it reads
+    nothing, if not for its consumers.
     """
 
     t_ns: int
@@ -66,6 +67,7 @@ class Sample(NamedTuple):
     memory_limit_bytes: int | None = None
     unit: str = ""
     full: str = "memory full"
+    waits_for: str | None = None
 
 
 class QueueState(NamedTuple):
@@ -257,7 +259,8 @@ class Progress:
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:
                 return "stopped", f"no consumer requested messages for {_s(for_ns)}, {lag}{last.unit} undelivered"
             full = f"; prefetch exhausted: {_unacknowledged(last)} of {last.prefetch}" if _full(last) else ""
-            return "stalled", f"nothing read for {_s(for_ns)}, {lag}{last.unit} undelivered{full}"
+            waits = f"; {last.waits_for}" if last.waits_for else ""
+            return "stalled", f"nothing read for {_s(for_ns)}, {lag}{last.unit} undelivered{full}{waits}"
         grown = last.pending - self.samples[0].pending
         if grown > 0 and self._acks.too_long(t_ns, self.window_ns):
             for_ns = self._acks.lasted_ns(t_ns)

@@ -183,6 +183,11 @@ LIMITS: dict[str, tuple[list[Sample], float, str]] = {
         481.0,
         "deleted in 481 s",
     ),
+    "retention, stalled at something else": (
+        polled([5] * 20, position=7, consumers=1, age_s=lambda i: 100.0 + i, kept_s=600.0, waits_for="it waits"),
+        481.0,
+        "undelivered; it waits; deleted in 481 s",
+    ),
     "retention, lagging": (
         polled(range(10, 70), position=reads, age_s=lambda i: 100 + i / 2, kept_s=600.0),
         941.0,
