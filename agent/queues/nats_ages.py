@@ -51,9 +51,9 @@ def message_age(sequence: int, stream: NatsStream, server_ns: int, seen: AgeBoun
         return seen
     first_s, last_s = (_since_s(at_ns, server_ns) for at_ns in (stream.first_ns, stream.last_ns))
     if sequence <= stream.first and first_s is not None:
-        return AgeBounds(first_s, first_s, False)
-    if sequence >= stream.last and last_s is not None:
-        return AgeBounds(last_s, last_s, False)
+        last_s = first_s
+    elif sequence >= stream.last and last_s is not None:
+        first_s = last_s
     least = max(seen.least, last_s or 0.0)
     return AgeBounds(least, max(least, inf if first_s is None else first_s), False)
 

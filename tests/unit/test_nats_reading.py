@@ -105,6 +105,7 @@ def test_what_a_consumer_says_of_itself(consumer: dict[str, Any], columns: dict[
         ({}, None),
         ({"max_msgs": 20, "max_bytes": -1}, (12, 20, "deleted")),
         ({"max_msgs": 1000, "max_bytes": 2000}, (1200, 2000, "deleted")),
+        ({"max_msgs": 20, "max_bytes": 2100}, (1260, 2100, "deleted")),  # of messages, but in the same unit
         ({"max_msgs": 20, "discard": "new"}, (17, 20, "stream full")),
         ({"max_msgs": 20, "retention": "workqueue"}, (17, 20, "deleted")),
     ],
@@ -192,6 +193,17 @@ def test_messages_that_no_consumer_is_to_get_have_a_row(retention: str) -> None:
     stream["consumer_detail"][0]["ack_floor"]["stream_seq"] = 0  # the consumer has it
     assert len(rows(source, given)) == 1
     assert len(rows(source, report(num_pending=7))) == 1  # a stream that keeps what was read
+
+
+@pytest.mark.parametrize(("retention", "most"), [("workqueue", 3), ("interest", 10)])
+def test_several_consumers_of_an_interest_stream_may_wait_for_the_same_messages(retention: str, most: int) -> None:
+    given = report(num_pending=4, num_ack_pending=3)
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream["config"]["retention"] = retention
+    stream["consumer_detail"].append({**stream["consumer_detail"][0], "name": "ship"})
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    found = [rows(source, given) for _ in range(2)][1][-1]
+    assert (found["lag_messages"], found["lag_at_least"], found["exact"]) == (most, 3, False)
 
 
 def test_work_queues_without_consumers_count_towards_the_bound() -> None:

@@ -52,6 +52,14 @@ def of_nats(at_s: float) -> float:
     return age.least if age.close else nan
 
 
+@pytest.mark.parametrize("sequence", [1, 9])
+def test_a_message_of_nats_is_not_younger_than_our_polls_that_saw_it(sequence: int) -> None:
+    """The server's clock was set back."""
+    at_ns = (NOW_S + 10) * SECOND
+    stream = NatsStream("", "s", None, 9, 1, at_ns, 9, at_ns, 0, 0, False, True, False, 0, 0, 0, False, ())
+    assert message_age(sequence, stream, NOW_S * SECOND, AgeBounds(599.95, inf, False)).age_s == 599.95
+
+
 def of_postgresql(at_s: float) -> Any:
     (row,) = JobQueues().rows(["queue", "ready", "oldest"], [("q", 1, NOW_S - at_s)])
     return row["oldest_undelivered_s"]

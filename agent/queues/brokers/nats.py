@@ -435,9 +435,11 @@ class NatsConsumers(TimedQueue):
             "room": _room(stream, stream.messages),
         }
         if stream.consumers:
-            others = sum(one.waits + one.pending for one in stream.consumers)
+            each = [one.waits + one.pending for one in stream.consumers]
+            most = sum(each) if stream.work else max(each)  # else several consumers may wait for the same messages
             row |= {
-                "lag_messages": max(1, stream.messages - others),
+                "lag_messages": max(1, stream.messages - most),
+                "lag_at_least": max(1, stream.messages - sum(each)),
                 "exact": False,
                 "added": None,
                 "in_per_s": nan,
@@ -485,9 +487,10 @@ def _room(stream: NatsStream, behind: int | None) -> tuple[int, int, str] | None
         if behind is None:
             return None
         kept = max(0, min(behind, kept))
-    used_bytes = stream.bytes_used * kept // max(1, stream.messages)
-    limits = ((kept, stream.most_messages), (used_bytes, stream.most_bytes))
-    used, most = max(limits, key=lambda one: one[0] / one[1] if one[1] else -1.0)
+    used, most = kept, stream.most_messages
+    if stream.most_bytes:  # one unit for both, since the nearer limit may be now this one, now that one
+        used = used * stream.most_bytes // most if most else 0
+        used, most = max(used, stream.bytes_used * kept // max(1, stream.messages)), stream.most_bytes
     return (used, most, "stream full" if stream.refuses else "deleted") if most else None
 
 
