@@ -53,8 +53,8 @@ class CeleryWorker:
 
 class ControlBus:
     """Of one database. workers: those that replied last, by name. listening: how many workers had subscribed to the
-    channel then; None: not known. missing: how many of these did not reply. foreign: how many replied in ``kind``, which
-    is never read. problem: why nothing is known; empty otherwise. taken: workers took messages since the last
+    channel then; None: not known. missing: how many of these did not reply. foreign: how many replied in ``kind``,
+    which is never read. problem: why nothing is known; empty otherwise. taken: workers took messages since the last
     question; the user sets it. deaf: they did while none of them had subscribed.
     """
 
