@@ -207,6 +207,7 @@ class RespClient:
         try:
             if fresh:
                 self._login(deadline)
+                fresh = False
             return self._exchange(commands, deadline)
         except RedisDown:
             self.close()

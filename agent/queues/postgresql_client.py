@@ -155,6 +155,6 @@ def _down(error: BaseException) -> PostgresDown:
         text = unverified()
     elif any(part in text for part in _UNVERIFIED):
         text = unverified(text)
-    elif "client certificate" in text:  # pg_hba.conf has clientcert, or the method cert
+    elif "requires a valid client certificate" in text:  # pg_hba.conf has clientcert, or the method cert
         text = f"{text}: set {IN_SECTION.certificate}, `key_file`"
     return PostgresDown(text, failure)
