@@ -122,6 +122,11 @@ class PostgresConnection:
         return (self._link.get_parameter_status("server_version") or "").partition(" ")[0]
 
     @property
+    def process_id(self) -> int:
+        """Of the server's process for this connection; a pooler has its own numbers."""
+        return int(self._link.info.backend_pid)
+
+    @property
     def closed(self) -> bool:
         return bool(self._link.closed)
 
