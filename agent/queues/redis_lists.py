@@ -227,15 +227,15 @@ def _rq(name: str, now_s: float) -> _Queue:
     """
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag, queue.pending, queue.consumers = map(_count, replies[:3])
+        waiting, queue.pending, queue.consumers = map(_count, replies[:3])
         first, jobs, *for_later = replies[3:]
         if now_s and not any(isinstance(reply, hiredis.ReplyError) for reply in for_later):
             due, queue.delayed, next_job = _count(for_later[0]), _count(for_later[1]), for_later[2]
-            queue.lag += due
+            queue.lag = waiting + due
             if due and next_job:
                 queue.position, queue.queued_s = next_job[0], [float(next_job[1])]
         else:
-            queue.doubt = "lower bound: due jobs are not known"
+            queue.lag, queue.doubt = waiting, "lower bound: due jobs are not known"
         if first is not None:
             queue.position = first
             queue.more.append((("HGET", b"rq:job:" + first, "enqueued_at"), queued))

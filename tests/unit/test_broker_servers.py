@@ -330,7 +330,7 @@ def test_a_server_that_ends_after_the_login_asks_for_no_certificate(tmp_path: Pa
         client = RespClient(RedisUrl.parse(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path}/ca.pem"), 9 * PATIENCE)
         client.pipeline([("PING",)])
         assert reset.wait(9 * PATIENCE)
-        with pytest.raises(RedisDown, match="^connection closed by the server$") as down:
+        with pytest.raises(RedisDown, match="connection closed by the server") as down:
             client.pipeline([("PING",)])
     assert down.value.failure == "closed"
 

@@ -25,7 +25,7 @@ def rq_row(*refused: str, now_s: int = NOW_S, queued: bytes = b"%d" % (NOW_S - 4
 
     def ask(commands: Any) -> list[Any]:
         found = {**replies, "ZRANGE": []}
-        scheduled = {"ZRANGE": [b"due", b"%d" % (NOW_S - 20)]}
+        scheduled: dict[str, Any] = {"ZRANGE": [b"due", b"%d" % (NOW_S - 20)]}
         no = hiredis.ReplyError("NOPERM User mon has no permissions to run the command")
         its = [found | (scheduled if "scheduled" in str(command[1]) else {}) for command in commands]
         return [no if command[0] in refused else one[command[0]] for command, one in zip(commands, its, strict=True)]
