@@ -25,6 +25,7 @@ from agent.errors import USAGE, AgentError
 if TYPE_CHECKING:
     import ssl
 
+_CLOSED = "connection closed by the server"
 Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
 
 
@@ -207,6 +208,7 @@ class RespClient:
         try:
             if fresh:
                 self._login(deadline)
+                fresh = False
             return self._exchange(commands, deadline)
         except RedisDown:
             self.close()
@@ -221,7 +223,9 @@ class RespClient:
             self.close()
             keys = self.url.tls_keys
             words = error_text(error, keys) if isinstance(error, OSError) else str(error) or type(error).__name__
-            if fresh and self.url.tls and isinstance(error, ConnectionResetError | BrokenPipeError):
+            if self.url.tls and (_failure(error) == "closed" or "EOF occurred" in str(error)):
+                if not fresh:
+                    raise RedisDown(_CLOSED, failure="closed") from None
                 words = ended(keys)
             raise RedisDown(words, failure=_failure(error)) from None
 
@@ -285,7 +289,7 @@ class RespClient:
             self._socket.settimeout(_left(deadline))
             data = self._socket.recv(65536)
             if not data:
-                raise RedisDown("connection closed by the server", failure="closed")
+                raise RedisDown(_CLOSED, failure="closed")
             self._bounds.take(data)
             self._reader.feed(data)
         return replies

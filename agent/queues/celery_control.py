@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import token_hex
@@ -17,6 +18,7 @@ from typing import Any
 import hiredis
 
 from agent.common.fairness import UpperBound
+from agent.common.printable import printable
 from agent.common.resp import Reply
 from agent.queues.redis_rights import Command
 
@@ -51,9 +53,9 @@ class CeleryWorker:
 
 class ControlBus:
     """Of one database. workers: those that replied last, by name. listening: how many workers had subscribed to the
-    channel then; None: not known. missing: how many of these have no reply that was read. foreign: in what some of
-    them replied, which is never read; empty: nothing. problem: why nothing is known; empty otherwise. taken: workers
-    took messages since the last question; the user sets it. deaf: they did while none of them had subscribed.
+    channel then; None: not known. missing: how many of these did not reply. foreign: how many replied in ``kind``,
+    which is never read. problem: why nothing is known; empty otherwise. taken: workers took messages since the last
+    question; the user sets it. deaf: they did while none of them had subscribed.
     """
 
     def __init__(self, prefix: bytes, channel: str) -> None:
@@ -69,7 +71,7 @@ class ControlBus:
         """After an outage."""
         self.workers: dict[str, CeleryWorker] = {}
         self.listening: int | None = None
-        self.missing, self.foreign, self.problem = 0, "", ""
+        self.missing, self.foreign, self.kind, self.problem = 0, 0, "", ""
 
     def commands(self, now_ns: int) -> list[Command]:
         """What to send in this poll. now_ns: CLOCK_BOOTTIME."""
@@ -99,8 +101,10 @@ class ControlBus:
             self.workers = self.workers if self.listening else {}
         else:
             self.problem = ""
-            self.workers, self.foreign = workers(one for one in replies[-1] if isinstance(one, bytes))
-            self.missing = max(0, (self.listening or 0) - len(self.workers))
+            self.workers, foreign, self.kind = workers(one for one in replies[-1] if isinstance(one, bytes))
+            unread = max(0, (self.listening or 0) - len(self.workers))
+            self.foreign = min(foreign, unread)
+            self.missing = unread - self.foreign
 
     def of(self, queue: str) -> list[CeleryWorker]:
         return [one for name, one in sorted(self.workers.items()) if queue in one.queues]
@@ -149,25 +153,26 @@ def question(method: str, address: str) -> bytes:
     return json.dumps(message).encode()
 
 
-def workers(replies: Iterable[bytes]) -> tuple[dict[str, CeleryWorker], str]:
-    """By name; and what a worker replied in if it is no JSON: workers reply by the application's ``task_serializer``,
-    and reading a pickle would run what is in it. Other replies that cannot be read are left out.
+def workers(replies: Iterable[bytes]) -> tuple[dict[str, CeleryWorker], int, str]:
+    """By name; how many workers replied in something other than JSON, and in what: workers reply by the application's
+    ``task_serializer``, and reading a pickle would run what is in it. Other replies that cannot be read are left out.
     """
     answers: dict[str, dict[str, Any]] = {}
-    foreign = ""
+    foreign, foreign_kind = Counter[str](), ""  # by question
     for reply in replies:
         try:
             message = json.loads(reply)
-            if (kind := message.get("content-type", _JSON)) != _JSON:
-                foreign = " ".join(str(kind).split())[:_KIND_LETTERS]
-                continue
             ticket = message["headers"]["ticket"]
+            if (kind := message.get("content-type", _JSON)) != _JSON:
+                foreign[ticket] += 1
+                foreign_kind = printable(str(kind)[:_KIND_LETTERS])
+                continue
             for name, its in json.loads(b64decode(message["body"])).items():
                 if ticket in _QUESTIONS and (name in answers or len(answers) < MAX_WORKERS):
                     answers.setdefault(name, {})[ticket] = its
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
-    return {name: _worker(name, its) for name, its in answers.items()}, foreign
+    return {name: _worker(name, its) for name, its in answers.items()}, max(foreign.values(), default=0), foreign_kind
 
 
 def _worker(name: str, its: dict[str, Any]) -> CeleryWorker:

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
-from agent.queues.age_bounds import AHEAD_S, EARLIEST_S, age_since, stamped_age
+from agent.queues.age_bounds import EARLIEST_S, age_since
 from agent.queues.prometheus_text import NotPrometheus, metric_name, metric_samples, selector, whole_number
 from agent.queues.queue import Row
 from agent.queues.redis_reading import shown
@@ -234,7 +234,7 @@ def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
 
 def _is_time(figure: str, value: float | str) -> bool:
     """Whether an age, or a time, is one: an empty shard has 0, NaN or null."""
-    return not isinstance(value, str) and value >= (EARLIEST_S if figure == "oldest_at_s" else -AHEAD_S)
+    return not isinstance(value, str) and value >= (EARLIEST_S if figure == "oldest_at_s" else 0)
 
 
 def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Row:
@@ -283,5 +283,5 @@ def _age(figures: Mapping[str, Any], wall_s: float) -> float | None:
         age, at = (math.nan if isinstance(one, str) else float(one) for one in given)
     except OverflowError:
         return None
-    age = stamped_age(age) if math.isnan(at) else age_since(at, wall_s)
-    return age if math.isfinite(age) else None
+    age = age if math.isnan(at) else age_since(at, wall_s)
+    return age if math.isfinite(age) and age >= 0 else None  # a program writes -1 for none

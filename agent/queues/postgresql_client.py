@@ -122,6 +122,11 @@ class PostgresConnection:
         return (self._link.get_parameter_status("server_version") or "").partition(" ")[0]
 
     @property
+    def process_id(self) -> int:
+        """Of the server's process for this connection; a pooler has its own numbers."""
+        return int(self._link.info.backend_pid)
+
+    @property
     def closed(self) -> bool:
         return bool(self._link.closed)
 
@@ -155,6 +160,6 @@ def _down(error: BaseException) -> PostgresDown:
         text = unverified()
     elif any(part in text for part in _UNVERIFIED):
         text = unverified(text)
-    elif "client certificate" in text:  # pg_hba.conf has clientcert, or the method cert
+    elif "requires a valid client certificate" in text:  # pg_hba.conf has clientcert, or the method cert
         text = f"{text}: set {IN_SECTION.certificate}, `key_file`"
     return PostgresDown(text, failure)

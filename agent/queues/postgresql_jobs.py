@@ -22,6 +22,10 @@ _MOST = (1 << 63) - 1
 _LATEST_S = 9e9  # later times do not fit as ns
 #: A transaction that only reads may take advisory locks.
 _LOCKS = re.compile(r"\bpg_(?:try_)?advisory_(?:xact_)?lock", re.IGNORECASE)
+#: Strings and comments, or (group 1) an identifier, in which there may be their signs.
+_NO_CODE = re.compile(
+    r"""("[^"]*")|\be'(?:[^'\\]|\\.)*'|'[^']*'|\$(\w*)\$.*?\$\2\$|--[^\n]*|/\*.*?\*/""", re.IGNORECASE | re.DOTALL
+)
 
 #: Columns that a query may have -> column of ``queue_lag``, or member of a row (agent/queues/judged.py).
 TEXTS = {"queue": "destination", "consumer_group": "consumer_group", "holder": "holder"}
@@ -71,7 +75,7 @@ class UnfitQuery(ValueError):
 
 def probe(query: str) -> str:
     """A statement that returns the query's columns, and no row. Raises UnfitQuery."""
-    if _LOCKS.search(query):
+    if _LOCKS.search(_NO_CODE.sub(r"\1 ", query)):
         raise UnfitQuery("the query must take no locks: leave out pg_advisory_lock and the like")
     return _WITHIN.format("*", query, 0)
 

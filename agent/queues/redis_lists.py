@@ -39,7 +39,8 @@ Ask = Callable[[Sequence[Command]], Sequence[Reply]]
 @dataclass
 class _Queue:
     """A queue at one poll. commands: of the first round trip. times: then, for each key, the fields of a hash, and what
-    is done with their values.
+    is done with their values. scheduled: the key of jobs for later, which need not be readable. doubt: why the lag is a
+    lower bound.
     """
 
     name: str
@@ -49,28 +50,31 @@ class _Queue:
     pending: int | None = None
     delayed: int | None = None
     consumers: int | None = None
-    queued_s: float = nan  # when the oldest waiting job was queued, Unix time
+    queued_s: list[float] = field(default_factory=list)  # when waiting jobs were queued, Unix time
     started_s: list[float] = field(default_factory=list)
     position: Hashable = None
     more: list[tuple[Command, Callable[[_Queue, Any], None]]] = field(default_factory=list)
     problem: str = ""
+    scheduled: str = ""
+    doubt: str = ""
 
     def row(self, now_s: float) -> Row:
         name = {"destination": shown(self.name.encode())}
         if self.problem:
             failure = {"failure": "permission"} if self.problem.startswith("missing") else {}
             return {**name, "status": "unknown", "reason": self.problem, **failure}
-        age = 0.0 if self.lag == 0 else age_since(self.queued_s, now_s)
-        started = min((one for one in self.started_s if not isnan(one)), default=nan)
+        none = self.lag == 0 and not self.doubt
+        age = 0.0 if none else age_since(_earliest(self.queued_s), now_s)
         return {
             **name,
             "lag_messages": self.lag,
-            "exact": True,
+            "exact": not self.doubt,
+            "inexact_reason": self.doubt,
             "lag_s": age,
-            "oldest_undelivered_s": nan if self.lag == 0 else age,
+            "oldest_undelivered_s": nan if none else age,
             "pending": self.pending,
             "delayed": self.delayed,
-            "oldest_pending_s": age_since(started, now_s),
+            "oldest_pending_s": age_since(_earliest(self.started_s), now_s),
             "consumers": self.consumers,
             "position": self.position,
         }
@@ -133,7 +137,8 @@ class ListQueues:
         for queue in queues:
             its = [replies[command] for command in queue.commands]
             for command, reply in zip(queue.commands, its, strict=True):
-                if isinstance(reply, hiredis.ReplyError) and not queue.problem:
+                optional = command[1] == queue.scheduled
+                if isinstance(reply, hiredis.ReplyError) and not queue.problem and not optional:
                     rule = missing_rule(command, reply)
                     queue.problem = f"missing ACL rule {rule}" if rule else str(reply)
             if not queue.problem:
@@ -178,7 +183,7 @@ def _sorted_by_time(key: str, now_s: float) -> _Queue:
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
         due, later, first = replies
         queue.lag, queue.delayed = (_count(due), _count(later)) if now_s else (None, None)
-        queue.queued_s = float(first[1]) if first else nan
+        queue.queued_s = [float(first[1])] if first else []
         queue.position = hash(first[0]) if first else None  # jobs of one class begin alike
 
     return _Queue(key, [*_due_and_later(key, f"{now_s:f}"), ("ZRANGE", key, 0, 0, "WITHSCORES")], read)
@@ -198,7 +203,7 @@ def _sidekiq(name: str, _now_s: float) -> _Queue:
 
     def oldest(queue: _Queue, job: bytes) -> None:
         about = _parsed(job)
-        queue.queued_s = _seconds(about.get("enqueued_at"))
+        queue.queued_s = [_seconds(about.get("enqueued_at"))]
         queue.position = str(about.get("jid", "")) or None
 
     def serves(queue: _Queue, info: bytes) -> None:
@@ -222,11 +227,15 @@ def _rq(name: str, now_s: float) -> _Queue:
     """
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        waiting, queue.pending, queue.consumers, due, later = map(_count, replies[:5])
-        first, jobs, scheduled = replies[5:]
-        queue.lag, queue.delayed = (waiting + due, later) if now_s else (None, None)
-        if due and scheduled:
-            queue.position, queue.queued_s = scheduled[0], float(scheduled[1])
+        waiting, queue.pending, queue.consumers = map(_count, replies[:3])
+        first, jobs, *for_later = replies[3:]
+        if now_s and not any(isinstance(reply, hiredis.ReplyError) for reply in for_later):
+            due, queue.delayed, next_job = _count(for_later[0]), _count(for_later[1]), for_later[2]
+            queue.lag = waiting + due
+            if due and next_job:
+                queue.position, queue.queued_s = next_job[0], [float(next_job[1])]
+        else:
+            queue.lag, queue.doubt = waiting, "lower bound: due jobs are not known"
         if first is not None:
             queue.position = first
             queue.more.append((("HGET", b"rq:job:" + first, "enqueued_at"), queued))
@@ -237,8 +246,7 @@ def _rq(name: str, now_s: float) -> _Queue:
                 queue.more.append((("HGET", b"rq:job:" + job, "started_at"), started))
 
     def queued(queue: _Queue, when: bytes) -> None:
-        at_s = _time(when)
-        queue.queued_s = at_s if isnan(queue.queued_s) else min(at_s, queue.queued_s)
+        queue.queued_s.append(_time(when))
 
     def started(queue: _Queue, when: bytes) -> None:
         queue.started_s.append(_time(when))
@@ -248,12 +256,12 @@ def _rq(name: str, now_s: float) -> _Queue:
         ("LLEN", key),
         ("ZCARD", running),
         ("SCARD", f"rq:workers:{name}"),
-        *_due_and_later(scheduled, f"{now_s:f}"),
         ("LINDEX", key, 0),
         ("ZRANGE", running, 0, MAX_RUNNING - 1),
+        *_due_and_later(scheduled, f"{now_s:f}"),
         ("ZRANGE", scheduled, 0, 0, "WITHSCORES"),
     ]
-    return _Queue(key, commands, read)
+    return _Queue(key, commands, read, scheduled=scheduled)
 
 
 def _bullmq(name: str, now_s: float) -> _Queue:
@@ -279,8 +287,7 @@ def _bullmq(name: str, now_s: float) -> _Queue:
         created, options, *attempts = fields
         if created is None or any(one not in (None, b"0") for one in attempts):
             return  # a repeated job was queued again at an unknown time
-        at_s = (_number(created) + _number(_parsed(options or b"{}").get("delay") or 0)) / 1000
-        queue.queued_s = at_s if isnan(queue.queued_s) else min(at_s, queue.queued_s)
+        queue.queued_s.append((_number(created) + _number(_parsed(options or b"{}").get("delay") or 0)) / 1000)
 
     def started(queue: _Queue, when: bytes) -> None:
         queue.started_s.append(_number(when) / 1000)
@@ -320,6 +327,11 @@ def _count(reply: object) -> int:
     if not isinstance(reply, int) or not 0 <= reply < 1 << 48:
         raise ValueError("no count")
     return reply
+
+
+def _earliest(times_s: Sequence[float]) -> float:
+    """NaN if none of them is known."""
+    return min((one for one in times_s if not isnan(one)), default=nan)
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

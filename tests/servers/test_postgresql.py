@@ -18,11 +18,20 @@ import psycopg2
 import pytest
 
 from agent.queues import asking
-from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
+from agent.queues.brokers.postgresql import (
+    _END_QUERY,
+    BROKER,
+    LOCK_MS,
+    STATEMENT_MS,
+    TIMEOUT_S,
+    PostgresQueues,
+    PostgresServer,
+    PostgresUrl,
+)
 from agent.queues.discover import discover
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
-from agent.queues.postgresql_client import _down
+from agent.queues.postgresql_client import PostgresConnection, _down
 from agent.queues.postgresql_wal import SLOTS, STANDBYS, WalReaders
 from agent.queues.queue import Row
 from tests.patience import PATIENCE, until
@@ -269,6 +278,17 @@ def test_advisory_locks_of_a_function_end_with_the_query(postgres: Postgres) -> 
     assert row_of(poll(queue), "mail")["lag_messages"] == 5
     assert postgres.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]
     queue.close()
+
+
+@pytest.mark.parametrize(("ours", "kept"), [(True, 0), (False, 1)])
+def test_locks_of_other_clients_of_a_pooler_stay(postgres: Postgres, ours: bool, kept: int) -> None:
+    server = PostgresServer(PostgresUrl.parse(postgres.url))
+    connection = PostgresConnection(server.libpq(None), time.monotonic() + 9 * PATIENCE, 9 * PATIENCE)
+    number = connection.process_id if ours else 0
+    for statement in ("BEGIN READ ONLY", "SELECT pg_advisory_lock(7)", _END_QUERY.format(number)):
+        connection.ask(statement, time.monotonic() + 9 * PATIENCE)
+    assert postgres.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(kept,)]
+    connection.close()
 
 
 def test_a_slow_query_is_asked_seldom_and_its_figures_are_marked(postgres: Postgres) -> None:

@@ -230,7 +230,13 @@ def test_rights_that_lists_need_are_named(redis: Redis) -> None:
     row, server = poll(queue)
     assert (row["destination"], row["status"], failure(row)) == (b"rq:queue:mails", b"unknown", "permission")
     assert b"ACL SETUSER mon +lindex +llen +scard +zcard +zcount +zrange" in server["reason"]
-    redis.do("ACL", "SETUSER", "mon", "+llen", "+lindex", "+zcard", "+zcount", "+zrange", "+scard", "+hget")
+    redis.do("ACL", "SETUSER", "mon", "+llen", "+lindex", "+zcard", "+zrange", "+scard", "+hget")
+    (queue,) = BROKER.sources([f"redis://mon:x@127.0.0.1:{redis.port}/0?rq=mails"])
+    row, server = poll(queue)
+    assert (row["lag_messages"], row["exact"]) == (1, 0)
+    assert row["inexact_reason"] == b"lower bound: due jobs are not known"
+    assert b"ACL SETUSER mon +zcount" in server["reason"]
+    redis.do("ACL", "SETUSER", "mon", "+zcount")
     (queue,) = BROKER.sources([f"redis://mon:x@127.0.0.1:{redis.port}/0?rq=mails"])
     (row,) = poll(queue)
     assert (row["lag_messages"], row["status"]) == (1, b"ok")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -19,6 +20,7 @@ import pytest
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.lookup import connect
+from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.common.tls import client_context, unverified, unverified_by_us
 from agent.errors import AgentError
 from agent.queues import addresses
@@ -26,6 +28,7 @@ from agent.queues.brokers.kafka import KafkaCluster, KafkaServer
 from agent.queues.brokers.postgresql import PostgresQueues, PostgresUrl
 from agent.queues.catalogue import broker
 from agent.queues.postgresql_client import PostgresDown
+from tests.hostile import serving
 from tests.patience import PATIENCE
 from tests.servers.certificates import certificates, self_signed
 
@@ -307,6 +310,29 @@ def test_a_url_alone_has_other_names_for_certificates_than_a_section(
 @pytest.mark.parametrize("kind", ["redis", "celery", "etcd", "nats", "rabbitmq", "queues_from"])
 def test_a_server_that_asks_for_a_certificate_names_the_setting(kind: str, asking: tuple[int, str]) -> None:
     polled(kind, section(kind, *asking), "(set `certificate_file`)")
+
+
+def test_a_server_that_ends_after_the_login_asks_for_no_certificate(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+
+    def answers(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            for reply in (b"+OK\r\n", b"+PONG\r\n"):
+                secured.recv(999)
+                secured.sendall(reply)
+            secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends with a reset
+        reset.set()
+
+    reset = threading.Event()
+    with serving(answers) as port:
+        client = RespClient(RedisUrl.parse(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path}/ca.pem"), 9 * PATIENCE)
+        client.pipeline([("PING",)])
+        assert reset.wait(9 * PATIENCE)
+        with pytest.raises(RedisDown, match="connection closed by the server") as down:
+            client.pipeline([("PING",)])
+    assert down.value.failure == "closed"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import time
 from base64 import b64encode
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from agent.queues import kombu
-from agent.queues.brokers.celery import CeleryQueues, CeleryServer
-from agent.queues.celery_control import PATIENCE_NS, CeleryWorker, ControlBus
+from agent.queues.brokers.celery import MAX_QUEUES, CeleryQueues, CeleryServer
+from agent.queues.celery_control import MAX_WORKERS, PATIENCE_NS, CeleryWorker, ControlBus
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.hostile import serving
@@ -209,7 +210,23 @@ def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s:
     source._queues = {name: source._new(name) for name in (b"a", b"b", b"c")}
     source._queues[b"b"].mine = {(b"1", 0.0): kombu.KombuMessage(b"", b"b"), (b"2", 0.0): kombu.KombuMessage(b"", b"b")}
     source._queues[b"a"].mine = {(b"3", 0.0): kombu.KombuMessage(b"", b"a", eta_s)}
-    assert source._limit(source._queues[b"a"], source._bus.of("a")) == limit
+    source._bus.listening, source._limits = len(queues), source._worker_limits()
+    row = source._consumers(source._queues[b"a"])
+    assert {name: row[name] for name in ("prefetch", "beside") if name in row} == limit
+
+
+def test_many_workers_of_many_queues_cost_little() -> None:
+    source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
+    assert source._bus is not None
+    names = [f"queue {n}" for n in range(MAX_QUEUES)]
+    source._bus.workers = {f"w{n}@h": CeleryWorker(f"w{n}@h", frozenset(names), n, 4) for n in range(MAX_WORKERS)}
+    source._bus.listening = MAX_WORKERS
+    source._queues = {name.encode(): source._new(name.encode()) for name in names}
+    began_s = time.process_time()
+    source._limits = source._worker_limits()
+    rows = [source._consumers(queue) for queue in source._queues.values()]
+    assert time.process_time() - began_s < 0.5
+    assert all(row["prefetch"] == 4 * MAX_WORKERS for row in rows)
 
 
 class Trap:
@@ -223,12 +240,34 @@ def test_a_pickled_reply_is_not_read() -> None:
     kind, encoding, body = dumps({"w@a": Trap()}, "pickle")
     headers = {"ticket": "stats"}
     reply = {"body": b64encode(body).decode(), "content-type": kind, "content-encoding": encoding, "headers": headers}
+    bus = asked(3, [b"", json.dumps(reply).encode()])
+    assert (bus.workers, bus.foreign, bus.missing, bus.complete) == ({}, 1, 2, False)
+    assert bus.kind == "application/x-python-serialize"
+
+
+def asked(listening: int, replies: list[bytes]) -> ControlBus:
     bus = ControlBus(b"", "/0.celery.pidbox")
-    bus.take([1 for _ in bus.commands(1)])
+    bus.take([listening for _ in bus.commands(1)])
     bus.commands(1 + PATIENCE_NS)
-    bus.take([[b"", json.dumps(reply).encode()]])
-    assert (bus.workers, bus.missing, bus.complete) == ({}, 1, False)
-    assert bus.foreign == "application/x-python-serialize"
+    bus.take([replies])
+    return bus
+
+
+def test_the_kind_of_a_reply_has_no_control_characters() -> None:
+    reply = {"body": "", "content-type": "a\x1b[2J\x07", "headers": {"ticket": "stats"}}
+    assert asked(1, [json.dumps(reply).encode()]).kind == r"a\x1b[2J\x07"
+
+
+def test_the_remedy_for_a_deaf_control_bus_can_be_pasted() -> None:
+    source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
+    assert source._bus is not None
+    source._bus._asked_ns, source._bus._unheard = 0, 2
+    source._ask_workers(1)
+    (why,) = source._problems
+    assert len(why) <= 128
+    (option,) = re.findall(r"\?(fanout_prefix=\w*)", why)
+    bus = CeleryQueues(CeleryServer.parse(f"redis://h?workers=true&{option}"))._bus
+    assert bus is not None and bus._channel == b"celery.pidbox"
 
 
 def test_damaged_data_raise_nothing() -> None:

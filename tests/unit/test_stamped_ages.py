@@ -71,16 +71,22 @@ def of_a_program(at_s: float) -> Any:
     return row.get("oldest_undelivered_s")
 
 
-def of_a_program_with_ages(at_s: float) -> Any:
-    mapped = MappedQueues("q", length=MetricSource.parse("/n"), oldest_s=MetricSource.parse("/age"))
-    (row,) = read([mapped], json.dumps({"n": 1, "age": NOW_S - at_s}).encode(), NOW_S)
-    return row.get("oldest_undelivered_s")
-
-
 @pytest.mark.parametrize(
     "age_of",
-    [of_redis, of_redis_lists, of_kafka, of_nats, of_postgresql, of_a_program, of_a_program_with_ages],
+    [of_redis, of_redis_lists, of_kafka, of_nats, of_postgresql, of_a_program],
 )
 def test_a_time_a_little_in_the_future_is_now_and_a_later_one_is_none(age_of: Callable[[float], float | None]) -> None:
     ages = [age_of(NOW_S + ahead_s) for ahead_s in (-7, 0, 30, 90)]
     assert [None if age is None or isnan(age) else age for age in ages] == [7, 0, 0, None]
+
+
+def test_an_age_that_a_program_computed_is_not_negative() -> None:
+    mapped = MappedQueues("q", length=MetricSource.parse("/*/n"), oldest_s=MetricSource.parse("/*/age"))
+
+    def row(*ages: float) -> Any:
+        (row,) = read([mapped], json.dumps([{"n": 1, "age": age} for age in ages]).encode(), NOW_S)
+        return row
+
+    assert [row(age).get("oldest_undelivered_s") for age in (7, 0, -1, -30)] == [7, 0, None, None]
+    assert row(-1)["inexact_reason"] == "oldest_s is -1, not an age in seconds"
+    assert row(-1, 5)["oldest_undelivered_s"] == 5  # a shard without messages

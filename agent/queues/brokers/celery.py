@@ -361,6 +361,7 @@ class CeleryQueues(RedisServer):
         self._broadcasting: set[bytes] = set()  # exchanges of ``Broadcast`` queues
         self._mutex, self._unindexed = b"", 0  # as of the last poll
         self._problems: list[str] = []
+        self._limits: dict[str, tuple[int, int]] = {}  # as of this poll
 
     def _poll(self, now_ns: int) -> list[Row]:
         self._now_ns, self._rights.errors, self._problems = now_ns, Counter(), []
@@ -395,6 +396,7 @@ class CeleryQueues(RedisServer):
         if self._bus is not None:
             self._bus.taken |= any(queue.taken for queue in self._queues.values())
         self._compare(now_ns)
+        self._limits = self._worker_limits()
         rows = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
         return [{**values, **row} for row in [*rows, *self._remarks()] or [{"status": "ok"}]]
 
@@ -599,13 +601,15 @@ class CeleryQueues(RedisServer):
             if error.failure != "other":
                 raise
         if self._bus.deaf:
-            why = "worker_enable_remote_control off? else add ?fanout_prefix= or ?control_exchange="
+            why = "worker_enable_remote_control off? else add ?fanout_prefix=false or ?control_exchange=NAME"
             self._problems.append(f"no worker listens to the control bus: {why}")
         if self._bus.problem:
             self._problems.append(f"workers are not known: {self._bus.problem}")
-        elif self._bus.missing:
-            how = f"replied in {self._bus.foreign} (task_serializer), which is never read" if self._bus.foreign else ""
-            self._problems.append(f"{self._bus.missing} workers {how or 'did not reply to the last question'}")
+        if self._bus.foreign:
+            how = f"replied in {self._bus.kind} (task_serializer), which is never read"
+            self._problems.append(f"{self._bus.foreign} workers {how}")
+        if self._bus.missing:
+            self._problems.append(f"{self._bus.missing} workers did not reply to the last question")
 
     def _details(self, sizes: dict[Entry, Reply]) -> tuple[Row, float | None, set[Entry], str]:
         """The last round trip: reads unacknowledged messages of these sizes, the server itself, and TIME last. Returns
@@ -702,28 +706,39 @@ class CeleryQueues(RedisServer):
     def _consumers(self, queue: _Queue) -> Row:
         if self._bus is None:
             return {}
-        its = self._bus.of(queue.name.decode(errors="replace"))
+        name = queue.name.decode(errors="replace")
+        its = self._bus.of(name)
         row: dict[str, object] = {"workers": listed((one.text for one in its), "workers")}
         if self._bus.complete:
             # Without a worker, messages that the last ones took wait for another one.
             row |= {"consumers": len(its), "held": True}
-            row |= self._limit(queue, its)
+            if name in self._limits:
+                prefetch, held = self._limits[name]
+                row |= {"prefetch": prefetch, "beside": held - len(queue.mine)}
         return row
 
-    def _limit(self, queue: _Queue, its: list[CeleryWorker]) -> Row:
-        """How many messages these workers may have unacknowledged, and how many they have of other queues: a worker's
-        limit is for all of its queues. It grows with each task that waits for a set time in it. Empty if not known.
+    def _worker_limits(self) -> dict[str, tuple[int, int]]:
+        """By queue: how many messages its workers may have unacknowledged, and how many they have, of all of their
+        queues, for all of which a worker's limit is. The limit grows with each task that waits for a set time in it.
+        Without queues for which it is not known.
         """
-        names = its[0].queues if its else frozenset()
-        theirs = [self._queues.get(name.encode(errors="replace")) for name in names]
-        if not its or self._bus is None or not all(one.prefetch and one.queues == names for one in its):
-            return {}
-        if any(len(self._bus.of(name)) != len(its) for name in names):
-            return {}
-        if any(one is None or one.failed or any(m.eta_s for m in one.mine.values()) for one in theirs):
-            return {}
-        beside = sum(len(one.mine) for one in theirs if one is not None and one is not queue)
-        return {"prefetch": sum(one.prefetch or 0 for one in its), "beside": beside}
+        together: dict[frozenset[str], list[CeleryWorker]] = {}
+        for one in self._bus.workers.values() if self._bus is not None else ():
+            together.setdefault(one.queues, []).append(one)
+        shared = Counter(name for names in together for name in names)
+        limits: dict[str, tuple[int, int]] = {}
+        for names, its in together.items():
+            if not all(one.prefetch for one in its) or any(shared[name] > 1 for name in names):
+                continue
+            theirs = [self._queues.get(name.encode(errors="replace")) for name in names]
+            held = [
+                len(one.mine)
+                for one in theirs
+                if one and not one.failed and not any(m.eta_s for m in one.mine.values())
+            ]
+            if len(held) == len(names):
+                limits |= dict.fromkeys(names, (sum(one.prefetch or 0 for one in its), sum(held)))
+        return limits
 
     def _pending(self, queue: _Queue, server_s: float) -> Row:
         """Columns of its unacknowledged messages. One that waits for a set time is not pending before that time."""

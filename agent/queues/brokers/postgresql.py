@@ -57,8 +57,9 @@ _BEGIN = (
     f" SET LOCAL statement_timeout = {STATEMENT_MS}; SET LOCAL lock_timeout = {LOCK_MS};"
     " SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off"
 )
-#: Advisory locks that a function of the query took outlive the transaction.
-_END_QUERY = "ROLLBACK; SELECT pg_advisory_unlock_all()"
+#: Advisory locks that a function of the query took outlive the transaction. A pooler's process id is not the server's:
+#: its connection to the server may have locks of other clients.
+_END_QUERY = "ROLLBACK; SELECT pg_advisory_unlock_all() WHERE pg_backend_pid() = {}"
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
@@ -307,7 +308,7 @@ class PostgresQueues(TimedQueue):
         finally:
             if not connection.closed:
                 with suppress(StatementError):  # the ROLLBACK is done
-                    connection.ask(_END_QUERY, deadline_s)
+                    connection.ask(_END_QUERY.format(connection.process_id), deadline_s)
         return {}
 
     def _down(self, error: PostgresDown) -> list[Row]:
