@@ -38,7 +38,7 @@ RULES = (
         "TickscopeDown",
         'up{job=~".*tickscope.*"} == 0',
         "warning",
-        "Prometheus cannot read the metrics page of {{ $labels.instance }}: no other alert can fire for this node",
+        "Prometheus cannot read the metrics page of {{ $labels.instance }}: alerts from this page cannot fire",
         "tickscope status; systemctl status tickscope",
         "5m",
     ),

@@ -24,6 +24,7 @@ _UNITS = {"s": "s", "By": "bytes", "1": "percentunit"}
 _RATES = {"s": "percentunit"}
 #: What identifies a queue but for its partition: queues of one name in two clusters are two.
 _QUEUE = ("messaging_system", "tickscope_cluster", "messaging_destination_name", "messaging_consumer_group_name")
+_LEFT_OUT = " Partitions with unknown values (their server is down) are left out of the sum."
 _WIDTH, _HEIGHT = 12, 8
 
 #: (row title, [(panel title, metric, labels to group by, quantile for histograms)])
@@ -93,6 +94,11 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ..
 )
 
 
+def _is_sum(metric: Metric) -> bool:
+    """Whether it is a gauge that counts messages, hence is added up over partitions."""
+    return metric.instrument == "gauge" and metric.unit == "{message}"
+
+
 def expression(metric: Metric, labels: tuple[str, ...], quantile: float) -> str:
     """PromQL of one panel. Each node has its own lines: the largest value of all would hide a node that is not
     synchronised. Partitions of a queue are added up where they count messages.
@@ -102,7 +108,7 @@ def expression(metric: Metric, labels: tuple[str, ...], quantile: float) -> str:
         return f"sum by ({by}) (rate({name}{_NODES}[$__rate_interval]))"
     if metric.instrument == "histogram":
         return f"histogram_quantile({quantile}, sum by ({by}, le) (rate({name}_bucket{_NODES}[$__rate_interval])))"
-    return f"{'sum' if metric.unit == '{message}' else 'max'} by ({by}) ({name}{_NODES})"
+    return f"{'sum' if _is_sum(metric) else 'max'} by ({by}) ({name}{_NODES})"
 
 
 def dashboard() -> dict[str, Any]:
@@ -132,7 +138,7 @@ def dashboard() -> dict[str, Any]:
                     "id": len(panels) + 1,
                     "type": "timeseries",
                     "title": name,
-                    "description": metric.description,
+                    "description": metric.description + (_LEFT_OUT if _is_sum(metric) else ""),
                     "datasource": _SOURCE,
                     "gridPos": {"x": _WIDTH * (i % 2), "y": y + _HEIGHT * (i // 2), "w": _WIDTH, "h": _HEIGHT},
                     "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},

@@ -79,8 +79,10 @@ def group(metric: Metric, rows: np.ndarray, more: tuple[str, ...] = ()) -> tuple
     key = np.zeros(len(rows), [(c, declared[c].dtype) for c in columns])
     for c in columns:
         key[c] = rows[c]
-    if metric.client_only in metric.columns:
-        key[metric.client_only][rows["role"] != declared["role"].code("client")] = np.void(bytes(16))
+    if metric.label_if and metric.label_if[0] in metric.columns:
+        label, column, value = metric.label_if
+        wanted = declared[column].code(value) if declared[column].kind == "enum" else value.encode()
+        key[label][rows[column] != wanted] = np.zeros(1, key.dtype[label])
     if metric.bounded:
         for c in metric.columns:
             names = (

@@ -31,9 +31,9 @@ class Metric:
     ``full``. hist: for rows that are histograms themselves, their sum, min and max columns; "" if the row has none.
     where: (column, names): only rows whose enum has one of these names. absolute: a counter whose rows have a running
     total, not increments. identity: columns that identify a running total, if that is more than ``columns``. distinct:
-    a column; each of its values counts once under the same labels. client_only: a column that is left out unless this
-    host opened the connection: a server's peers are unbounded. drift: a gauge that is the slope of ``value`` over
-    ``t_ns``, in parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
+    a column; each of its values counts once under the same labels. label_if: (label, column, value): rows with
+    another value in ``column`` do not have this label. drift: a gauge that is the slope of ``value`` over ``t_ns``, in
+    parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
     for the first observed one, if not all label sets are known from the start. magnitude: a histogram of absolute
     values. labels: attributes that every series of this table has. observed: names of the attributes of a metric
     without a table.
@@ -55,7 +55,7 @@ class Metric:
     absolute: bool = False
     identity: tuple[str, ...] = ()
     distinct: str = ""
-    client_only: str = ""
+    label_if: tuple[str, str, str] | None = None
     drift: bool = False
     magnitude: bool = False
     labels: tuple[tuple[str, str], ...] = ()
@@ -115,7 +115,7 @@ class Metric:
         return (
             bool(self.table)
             and self.instrument != "gauge"
-            and not self.client_only
+            and not self.label_if
             and all(self.column(c).names for c in self.columns)
         )
 

@@ -86,7 +86,7 @@ METRICS: tuple[Metric, ...] = (
         (5, 23),
         detail=("daddr",),
         hist=("rtt_sum_us", "rtt_min_us", "rtt_max_us"),
-        client_only="daddr",
+        label_if=("daddr", "role", "client"),  # a server's peers are unbounded
     ),
     Metric("tickscope.tcp.connects", "{connect}", "counter", "TCP connects that ended.", "tcp_connect", ("result",)),
     Metric(
@@ -552,9 +552,10 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.up",
         "{server}",
         "gauge",
-        "1: the server answered the last poll; 0: it did not.",
+        "1: the server answered the last poll; 0: it did not. Only a server without queues has `tickscope_peer`.",
         "queue_lag",
         (*_QUEUE, "peer"),
+        label_if=("peer", "destination", ""),
         values=answered,
     ),
     Metric(

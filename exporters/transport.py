@@ -23,7 +23,8 @@ with without("ssl"):  # OpenSSL is 2 MB, and only https needs it
 
 #: Bytes that are used of an answer. An OTLP response has a number and a sentence; a longer answer is none.
 MAX_BODY_BYTES = 1 << 20
-_RECEIVED_BYTES = 2 * MAX_BODY_BYTES  # with its head, and the sizes of its chunks
+#: With its head, and the sizes of its chunks: a chunk of 1 byte takes 6, so 350 KB of such chunks are too large.
+_RECEIVED_BYTES = 2 * MAX_BODY_BYTES
 _GZIP_OR_ZLIB = 47  # zlib.decompressobj: either, by its header
 _IN_PATHS = "%/:@!$&'()*+,;=~"
 
@@ -97,7 +98,10 @@ class Transport:
     def _exchange(self, connection: HTTPConnection, data: bytes, headers: Mapping[str, str]) -> Answer:
         self._budget.bytes_left = _RECEIVED_BYTES
         response, whole = self._response_of(connection, data, headers)
-        body = response.read(MAX_BODY_BYTES + 1)
+        try:
+            body = response.read(MAX_BODY_BYTES + 1)
+        except ValueError:  # -1 reads on, to the bound
+            raise HTTPException("a chunk of negative size") from None
         if response.length and len(body) <= MAX_BODY_BYTES:
             raise IncompleteRead(body, response.length)
         if not (whole and response.isclosed()) or connection.sock is None:

@@ -234,6 +234,8 @@ class Elf:
         out.
         """
         missing, found = set(names), dict[bytes, Symbol]()
+        if not missing:
+            return found
         for header, strings in self.symbol_tables(SHT_DYNSYM, SHT_SYMTAB):
             self._search(header, self._positions(strings, missing), found)
             missing -= found.keys()

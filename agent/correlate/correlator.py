@@ -67,6 +67,7 @@ class Correlator:
         self._late = 0
         self._forced = 0
         self._dropped_evidence = 0
+        self._peers_left_out = 0  # 1 per process and second
 
     def _of_symptoms(self) -> list[Watch]:
         """The watches, each with its symptoms."""
@@ -96,15 +97,16 @@ class Correlator:
 
         pending: dropped before the watermark came; late: came after their second was evaluated, of tables that symptoms
         read (still used as evidence); evidence: no longer kept, or beyond the limit of a finding; subjects: too many to
-        watch; findings: closed early or not made, too many; servers: forgotten, too many; rules: evaluations of
-        symptoms and causes that failed, or that were skipped because the rule is disabled.
+        watch, and processes with more peers than are considered, each counted in each second; findings: closed early or
+        not made, too many; servers: forgotten, too many; rules: evaluations of symptoms and causes that failed, or that
+        were skipped because the rule is disabled.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
         return {
             "pending": self._inbox.dropped,
             "late": self._late,
             "evidence": rings + self._dropped_evidence,
-            "subjects": sum(w.dropped for w in self._watches) + self._view.peers_left_out,
+            "subjects": sum(w.dropped for w in self._watches) + self._peers_left_out,
             "findings": self._forced + self._clock.skipped,
             "servers": self._view.servers.dropped,
             "rules": self.guard.missed(),
@@ -217,6 +219,8 @@ class Correlator:
             for found in [f for f in self._findings if not f.closed][:over]:
                 found.closed = True
                 self._forced += 1
+        self._peers_left_out += len(self._view.with_more_peers)
+        self._view.with_more_peers.clear()
 
     def _place(self, episode: Episode, verdicts: list[Verdict]) -> None:
         best = _best(verdicts)

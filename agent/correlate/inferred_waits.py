@@ -83,7 +83,7 @@ def _connections(episode: Episode, view: View, pid: int) -> Connections:
     rows = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     rows = rows[(rows["pid"] == pid) & (rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)][::-1]
     last = sorted(groups([rows["peer"], rows["netns"]])[0]) if len(rows) else []
-    view.peers_left_out += len(last[_PEERS:])
+    view.with_more_peers.update(rows["pid"][last[_PEERS:]].tolist())
     found = [rows[i] for i in last[:_PEERS]]
     return [
         (row["peer"].tobytes(), int(row["netns"]) if known(row["netns"]) else None)

@@ -145,7 +145,7 @@ def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator
     talks = talks[(talks["role"] != _SERVER) & np.isin(talks["pid"], [pid for pid in by if pid is not None])]
     talks = talks[::-1]
     last = sorted(groups([talks["peer"], talks["netns"]])[0]) if len(talks) else []
-    view.peers_left_out += len(last[_PEERS:])
+    view.with_more_peers.update(talks["pid"][last[_PEERS:]].tolist())
     for i in last[:_PEERS]:
         row = talks[i]
         netns = int(row["netns"]) if known(row["netns"]) else None

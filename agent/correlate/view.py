@@ -71,7 +71,7 @@ class View:
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
         self.servers = Servers(config.servers, config.server_age_ns)
-        self.peers_left_out = 0  # of processes with too many, each time that these are looked through
+        self.with_more_peers: set[int] = set()  # processes that had too many to consider them all, in this second
         self.home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
         self._shared: dict[tuple[object, int], object] = {}

@@ -42,7 +42,7 @@ def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
         *(metric.hist or ()),
         metric.value,
         metric.distinct,
-        metric.client_only,
+        *(metric.label_if or ())[:2],
     ]
     assert [n for n in named if n and n not in columns] == []
     if metric.where:
@@ -707,6 +707,14 @@ def test_a_server_that_is_down_is_not_hidden_by_another_one_of_its_cluster() -> 
     store.offer(make("queue_lag", 2, t_ns=[_S, _S + 1], cluster=b"c", peer=peers, status=[b"down", b"ok"]))
     shown = {dict(s.attributes)["tickscope.peer"]: s.value for s in _series(store, "tickscope.queue.up")}
     assert shown == {"10.0.0.1:5672": 0.0, "10.0.0.2:5672": 1.0}
+
+
+@pytest.mark.parametrize("before", [peer_bytes("10.0.0.1", 5672), bytes(18)], ids=["other", "unknown"])
+def test_a_queue_that_answers_at_another_address_is_up(before: bytes) -> None:
+    store = MetricStore()
+    peers = np.frombuffer(before + peer_bytes("10.0.0.2", 5672), "V18")
+    store.offer(make("queue_lag", 2, t_ns=[_S, 2 * _S], destination=b"q", peer=peers, status=[b"down", b"ok"]))
+    assert [s.value for s in _series(store, "tickscope.queue.up")] == [1.0]
 
 
 def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
