@@ -40,6 +40,7 @@ _METRICS = {
 }
 _LINES = re.compile(b"^(?:" + b"|".join(_METRICS) + rb") .*\n", re.MULTILINE)
 _NO_USER = "user name is empty"
+_NO_APPLIED = re.compile(r"3\.[0-3]\.|$")  #: versions without raftAppliedIndex
 _ALARM = re.compile(r"\balarm:\s?([A-Z]+)")
 
 
@@ -100,6 +101,9 @@ def read_status(answer: bytes) -> MemberStatus:
     header = _mapping(given.get("header"))
     errors = _list(given, "errors")
     committed, applied = (number(given, key) if key in given else None for key in ("raftIndex", "raftAppliedIndex"))
+    version = _text(given, "version")
+    if applied is None and committed is not None and not _NO_APPLIED.match(version):
+        applied = 0
     return MemberStatus(
         number(header, "cluster_id", _MOST_ID),
         number(header, "member_id", _MOST_ID),
@@ -109,7 +113,7 @@ def read_status(answer: bytes) -> MemberStatus:
         committed,
         applied,
         number(given, "dbSize"),
-        _text(given, "version"),
+        version,
         tuple(dict.fromkeys(name for one in errors if isinstance(one, str) for name in _ALARM.findall(one)))[:4],
     )
 

@@ -142,12 +142,12 @@ def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
     wanted = {source.name for source in sources}
     kinds = dict(_TYPE.findall(answer))
     # Of samples with the same labels the last one counts: OpenMetrics has several of them with their times.
-    by_name: dict[bytes, dict[bytes, tuple[Mapping[bytes, bytes], float]]] = {}
+    by_name: dict[bytes, dict[frozenset[tuple[bytes, bytes]], tuple[Mapping[bytes, bytes], float]]] = {}
     unread: list[bytes] = []
     for sample in metric_samples(answer, wanted, unread):
         samples = by_name.setdefault(sample.name, {})
         if len(samples) <= MAX_SAMPLES:
-            samples[sample.raw] = sample.labels, sample.value
+            samples[frozenset(sample.labels.items())] = sample.labels, sample.value
     if unread and not by_name:
         raise NotPrometheus(unread[0][:40].decode(errors="replace"))
     malformed = {metric_name(line): line for line in unread}

@@ -7,13 +7,13 @@ from __future__ import annotations
 import calendar
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 _MOST = (1 << 63) - 1
 _MOST_TEXT = 1024
 _MOST_BACKOFF = 16
+_ID_LENGTH = 8  # that much of an account's id tells accounts of one tag apart
 #: RFC 3339 as Go writes it: any number of digits of a second.
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII)
 _EARLIEST_NS = 1_000_000_000_000_000_000  # 2001: what is before is no time; Go's zero is of the year 1
@@ -76,7 +76,7 @@ class NatsStream:
     0 without one. work: each message is for one consumer and is removed when it is acknowledged. trims: messages are
     removed by limits only. replaces: a newer message of the same subject removes an older one. bytes_used, most_bytes,
     most_messages: of all its messages, 0 without a limit. refuses: if it is full, it takes no more; others delete the
-    oldest.
+    oldest. account_id: the beginning of the account's id, if its name is a tag: several accounts may have the same one.
     """
 
     account: str
@@ -97,6 +97,7 @@ class NatsStream:
     most_messages: int
     refuses: bool
     consumers: tuple[NatsConsumer, ...]
+    account_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,9 @@ def read_server(answer: bytes) -> NatsServer:
 def read_report(answer: bytes) -> NatsReport:
     """Raises NotNats."""
     given = _document(answer)
-    accounts = _list(given, "account_details")
-    names = Counter(_text(account, "name") for account in accounts)  # they may be tags, which are not unique
     streams = tuple(
-        _stream(_text(account, "id" if names[account["name"]] > 1 and "id" in account else "name"), stream)
-        for account in accounts
+        _stream(account, stream)
+        for account in _list(given, "account_details")
         for stream in _list(account, "stream_detail")
     )
     return NatsReport(
@@ -167,11 +166,13 @@ def time_ns(given: str) -> int:
     return at_ns if at_ns >= _EARLIEST_NS else 0
 
 
-def _stream(account: str, given: dict[str, Any]) -> NatsStream:
+def _stream(account: dict[str, Any], given: dict[str, Any]) -> NatsStream:
+    owner = _text(account, "name")
+    its_id = _text(account, "id", owner)
     state, config = _mapping(given.get("state")), _mapping(given.get("config"))
     retention = _text(config, "retention", "limits")
     return NatsStream(
-        account,
+        owner,
         _text(given, "name"),
         _leader(given),
         _count(state, "messages"),
@@ -189,6 +190,7 @@ def _stream(account: str, given: dict[str, Any]) -> NatsStream:
         max(0, _whole(config.get("max_msgs", 0))),
         _text(config, "discard", "old") == "new",
         tuple(map(_consumer, _list(given, "consumer_detail"))),
+        "" if its_id == owner else its_id[:_ID_LENGTH],
     )
 
 

@@ -21,7 +21,8 @@ MAX_SLOTS = 256
 _GONE_NS = 60_000_000_000  # a dropped slot is shown for this long
 
 #: Positions come before the end of the log, so that no lag is negative. ``to_jsonb``: for columns of newer versions.
-#: The last column is the number of all of them.
+#: The last column is the number of all of them. The name of a reader is visible to each role, the address is not: its
+#: port is -1 for a socket, NULL if it is hidden.
 SLOTS = """
 SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesce(s.wal_status, ''), s.safe_wal_size,
     pg_wal_lsn_diff(CASE s.slot_type WHEN 'logical' THEN s.confirmed_flush_lsn ELSE s.restart_lsn END, '0/0')::bigint,
@@ -31,14 +32,14 @@ SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesc
         CASE to_jsonb(s) ->> 'conflicting' WHEN 'true' THEN 'conflicting' END, -- 16, which has no reason
         ''
     ),
-    coalesce(r.application_name, ''), coalesce(host(r.client_addr), ''),
+    coalesce(r.application_name, ''), coalesce(host(r.client_addr), CASE r.client_port WHEN -1 THEN 'socket' END, ''),
     extract(epoch FROM statement_timestamp() - r.reply_time)::float8, count(*) OVER ()
 FROM pg_replication_slots AS s LEFT JOIN pg_stat_replication AS r ON r.pid = s.active_pid
 ORDER BY 1 LIMIT 256
 """
 #: Physical standbys with what they have replayed; the slowest of those with one name.
 STANDBYS = """
-SELECT r.application_name, min(coalesce(host(r.client_addr), '')), count(*) FILTER (WHERE r.state IS NULL),
+SELECT r.application_name, min(coalesce(host(r.client_addr), 'socket')), count(*) FILTER (WHERE r.state IS NULL),
     min(pg_wal_lsn_diff(coalesce(r.replay_lsn, r.flush_lsn, r.write_lsn), '0/0'))::bigint,
     extract(epoch FROM statement_timestamp() - min(r.reply_time))::float8, count(*) OVER ()
 FROM pg_stat_replication AS r LEFT JOIN pg_replication_slots AS s ON s.active_pid = r.pid
@@ -143,7 +144,7 @@ class WalReaders:
             used = max(0, end_at - restart)
             row["room"] = used, used + max(0, safe_bytes), "slot is lost"
         row["asked_s"] = _asked(reply_s)
-        if active and (application or address):  # without the right to see them, neither is known
+        if active and (application or address):
             row["holder"] = _holder(application, address)
         self._rows.append(row)
 
@@ -187,7 +188,7 @@ def _named(key: Key) -> Row:
 
 
 def _holder(application: str, address: str) -> bytes:
-    return shown(f"{application}@{address or 'socket'}".encode())
+    return shown((f"{application}@{address}" if address else application).encode())
 
 
 def _asked(reply_s: float | None) -> float | None:

@@ -16,10 +16,11 @@ MAX_LINE_BYTES = 16 << 10
 MAX_LABELS = 32
 #: Sets of labels that are kept between texts.
 MAX_KNOWN = 20_000
+_METRIC = rb'([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{((?:[^"{}\\]|"(?:[^"\\]|\\.)*")*)\}[ \t]*)?'
+_SELECTOR = re.compile(_METRIC)
 _LINE = re.compile(
-    rb"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
-    rb'(?:\{((?:[^"{}\\]|"(?:[^"\\]|\\.)*")*)\}[ \t]*)?'
-    rb"(?<=[ \t}])([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[Ii]nf|NaN|nan))"
+    _METRIC
+    + rb"(?<=[ \t}])([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[Ii]nf|NaN|nan))"
     rb"(?:[ \t]+-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?[ \t]*(?:[ \t]# \{.*)?"
 )
 _LABEL = re.compile(
@@ -97,11 +98,11 @@ def metric_name(line: bytes) -> bytes:
 
 def selector(text: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     """Name and labels of a metric as it is on a page, without a value. Raises NotPrometheus."""
-    name = metric_name(text)
-    sample = _sample(text + b" 0", (name,), {})
-    if sample is None or not (text == name or text.endswith(b"}")):
+    quoted = _QUOTED.match(text)
+    found = _SELECTOR.fullmatch(text if quoted is None else b"_{" + text[quoted.end() :])
+    if found is None:
         raise NotPrometheus("no metric")
-    return name, dict(sample.labels)
+    return metric_name(text), labels(found[2] or b"")
 
 
 def whole_number(value: float) -> int | None:

@@ -574,13 +574,16 @@ def test_least_rights(postgres: Postgres) -> None:
     postgres.do("GRANT SELECT ON jobs TO watch")
     until(lambda: 19 in poll(queue)["lag_messages"])
     where = ("-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1", "-p", str(postgres.port))
-    with subprocess.Popen(postgres.command("pg_receivewal", *where), stderr=subprocess.DEVNULL) as other:
+    with subprocess.Popen(postgres.command("pg_receivewal", "-S", "site", *where), stderr=subprocess.DEVNULL) as other:
         try:
             until(lambda: any(b"pg_read_all_stats" in row["reason"] for row in poll(queue)))
+            until(lambda: row_of(poll(queue), "wal", "site")["holder"] == b"pg_receivewal")  # not where it runs
             postgres.do("GRANT pg_read_all_stats TO watch")
             until(lambda: b"pg_receivewal (replay)" in poll(queue)["consumer_group"])
+            assert row_of(poll(queue), "wal", "site")["holder"] == b"pg_receivewal@127.0.0.1"
         finally:
             other.kill()
+    until(lambda: row_of(poll(queue), "wal", "site")["consumers"] == 0)  # the next test drops the slot
     queue.close()
     postgres.do("REVOKE SELECT ON jobs FROM watch")
     postgres.do("DROP ROLE watch")
@@ -790,12 +793,6 @@ def test_a_server_that_asks_for_a_certificate_names_the_setting() -> None:
         "connection requires a valid client certificate: set `certificate_file`, `key_file`",
         "login",
     )
-
-
-def test_who_reads_a_slot_is_unknown_without_the_right_to_see_it() -> None:
-    slot = ("site", "", 1, "reserved", None, 100, 100, "", "", "", None, 1)
-    (row,) = WalReaders().rows([slot], [], (0, None, 0, 200), (S, S))
-    assert row["consumers"] == 1 and "holder" not in row
 
 
 def test_slots_and_standbys_beyond_the_bound_are_counted(postgres: Postgres) -> None:

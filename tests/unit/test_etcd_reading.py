@@ -89,12 +89,21 @@ def test_a_follower_lacks_what_the_leader_had_before_and_after_it_was_asked(
     assert (row["server_role"], row["position"]) == ("replica", 33)
 
 
+def test_a_learner_that_has_just_joined_lacks_everything() -> None:
+    """The gateway leaves out what is 0."""
+    learner = json.loads(status(FOLLOWER, 40, 0))
+    del learner["raftAppliedIndex"]
+    row = poll(Answers(status(LEADER, 40, 38)), Answers(json.dumps(learner).encode()))["raft", FOLLOWER]
+    assert (row["lag_messages"], row["exact"]) == (40, True)
+
+
 @pytest.mark.parametrize("missing", ["raftIndex", "raftAppliedIndex"])
 def test_a_member_that_reports_no_index_has_no_lag(missing: str) -> None:
     """As etcd 3.3, and proxies that do not pass it on. The others have theirs."""
 
     def without(given: bytes) -> bytes:
-        return json.dumps({name: it for name, it in json.loads(given).items() if name != missing}).encode()
+        kept = {name: it for name, it in json.loads(given).items() if name != missing}
+        return json.dumps(kept | {"version": "3.3.27"}).encode()
 
     rows = poll(Answers(status(LEADER, 40, 38)), Answers(without(status(FOLLOWER, 38, 33))))
     row = rows["raft", FOLLOWER]
@@ -103,7 +112,10 @@ def test_a_member_that_reports_no_index_has_no_lag(missing: str) -> None:
     assert rows["raft", f"{int(LEADER):x}"]["lag_messages"] == 2
     rows = poll(Answers(without(status(LEADER, 40, 38))), Answers(status(FOLLOWER, 38, 33)))
     assert rows["raft", f"{int(LEADER):x}"]["lag_messages"] is None
-    assert rows["raft", FOLLOWER]["lag_messages"] == (5 if missing == "raftIndex" else 7)
+    row = rows["raft", FOLLOWER]
+    assert row["lag_messages"] == (5 if missing == "raftIndex" else 7)
+    why = "lower bound: the leader reports no raftIndex"
+    assert row.get("inexact_reason") == (why if missing == "raftIndex" else None)
 
 
 @pytest.mark.parametrize(

@@ -100,25 +100,27 @@ def test_what_a_consumer_says_of_itself(consumer: dict[str, Any], columns: dict[
 
 
 @pytest.mark.parametrize(
-    ("config", "room"),
+    ("config", "room", "filtered"),
     [  # 17 messages of 100 bytes; the consumer was given 5
-        ({}, None),
-        ({"max_msgs": 20, "max_bytes": -1}, (12, 20, "deleted")),
-        ({"max_msgs": 1000, "max_bytes": 2000}, (1200, 2000, "deleted")),
-        ({"max_msgs": 20, "max_bytes": 2100}, (1260, 2100, "deleted")),  # of messages, but in the same unit
-        ({"max_msgs": 20, "discard": "new"}, (17, 20, "stream full")),
-        ({"max_msgs": 20, "retention": "workqueue"}, (17, 20, "deleted")),
+        ({}, None, None),
+        ({"max_msgs": 20, "max_bytes": -1}, (12, 20, "deleted"), None),
+        ({"max_msgs": 1000, "max_bytes": 2000}, (1200, 2000, "deleted"), None),
+        ({"max_msgs": 20, "max_bytes": 2100}, (1260, 2100, "deleted"), None),  # of messages, but in the same unit
+        ({"max_msgs": 20, "discard": "new"}, (17, 20, "stream full"), (17, 20, "stream full")),
+        ({"max_msgs": 20, "retention": "workqueue"}, (17, 20, "deleted"), (17, 20, "deleted")),
+        ({"max_msgs": 20, "retention": "interest"}, (12, 20, "deleted"), (17, 20, "deleted")),  # 5 are of slower ones
     ],
 )
-def test_how_full_a_stream_is(config: dict[str, Any], room: tuple[int, int, str] | None) -> None:
+def test_how_full_a_stream_is(
+    config: dict[str, Any], room: tuple[int, int, str] | None, filtered: tuple[int, int, str] | None
+) -> None:
     given = report()
     (stream,) = given["account_details"][0]["stream_detail"]
     stream["config"] |= config
     stream["state"]["bytes"] = 1700
     assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == room
     stream["consumer_detail"][0]["config"]["filter_subject"] = "a"  # where it reads on is not known
-    whole = room if room and room[0] == 17 else None
-    assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == whole
+    assert rows(NatsConsumers(NatsUrl("127.0.0.1")), given)[0]["room"] == filtered
 
 
 def test_a_consumer_that_another_server_leads_is_left_to_it() -> None:
@@ -170,12 +172,18 @@ def test_all_of_many_accounts_are_read() -> None:
     assert len({found["destination"] for found in source.poll()}) == 1031
 
 
-def test_accounts_of_one_name_are_told_apart_by_their_ids() -> None:
+@pytest.mark.parametrize("streams", [(), ("shop/ORD", "site/*")])
+def test_the_name_of_an_accounts_stream_does_not_depend_on_other_accounts(streams: tuple[str, ...]) -> None:
     given = report()
     (account,) = given["account_details"]
-    given["account_details"] = [{**account, "name": "shop", "id": "AC1"}, {**account, "name": "shop", "id": "AC2"}]
-    found = rows(NatsConsumers(NatsUrl("127.0.0.1")), given)
-    assert [one["destination"] for one in found] == [b"AC1/ORD", b"AC2/ORD"]
+    accounts = [{**account, "name": name, "id": its} for name, its in (("site", "site"), ("shop", "ACDEFGHIJKL"))]
+    source = NatsConsumers(NatsUrl("127.0.0.1", streams=streams))
+    names = [b"site/ORD", b"shop:ACDEFGHI/ORD"]
+    for more in ([], [{**account, "name": "shop", "id": "ACZ"}]):
+        given["account_details"] = accounts + more
+        found = [rows(source, given) for _ in range(3)][-1]
+        assert [one["destination"] for one in found] == names + [b"shop:ACZ/ORD"] * len(more)
+        assert all(one["status"] == "ok" for one in found if "status" in one)
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
@@ -204,6 +212,17 @@ def test_several_consumers_of_an_interest_stream_may_wait_for_the_same_messages(
     source = NatsConsumers(NatsUrl("127.0.0.1"))
     found = [rows(source, given) for _ in range(2)][1][-1]
     assert (found["lag_messages"], found["lag_at_least"], found["exact"]) == (most, 3, False)
+
+
+@pytest.mark.parametrize("without", ["stream", "consumer"])
+def test_during_an_election_no_server_says_that_no_consumer_is_to_get_messages(without: str) -> None:
+    given = report(num_pending=7, num_ack_pending=3)
+    (stream,) = given["account_details"][0]["stream_detail"]
+    stream["config"]["retention"] = "interest"
+    (stream if without == "stream" else stream["consumer_detail"][0])["cluster"] = {}
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    found = [rows(source, given) for _ in range(2)][-1]
+    assert [one.get("consumer_group") for one in found] == [b"bill"]
 
 
 def test_work_queues_without_consumers_count_towards_the_bound() -> None:

@@ -361,11 +361,12 @@ class EtcdQueues(TimedQueue):
             lag = max(0, status.committed - applied)
             return {**position, "lag_messages": lag, "exact": True, "added": status.committed}
         if leader is None or before is None:
+            why = "is not named in the setting, or does not answer" if leader is None else "reports no raftIndex"
             return {
                 **position,
                 "lag_messages": max(0, status.committed - applied),
                 "exact": False,
-                "inexact_reason": "lower bound: the leader is not named in the setting, or does not answer",
+                "inexact_reason": f"lower bound: the leader {why}",
             }
         try:  # what it had committed before and after this member answered
             after = leader.client.status(min(deadline_s, time.monotonic() + _MEMBER_S)).committed or before

@@ -232,10 +232,13 @@ class NatsConsumers(TimedQueue):
         self, report: NatsReport, from_ns: int, to_ns: int, due: list[QueueTimer], deadline_s: float
     ) -> Iterator[Row]:
         """due: takes the timers of the same streams and consumers."""
-        chosen = [(_stream_name(stream), stream) for stream in report.streams]
-        chosen = [
-            (name, stream) for name, stream in chosen if is_chosen(name.decode(errors="replace"), self._url.streams)
+        named = [(_stream_names(stream), stream) for stream in report.streams]
+        named = [
+            (names, stream)
+            for names, stream in named
+            if any(is_chosen(name.decode(errors="replace"), self._url.streams) for name in names)
         ]
+        chosen = [(names[0], stream) for names, stream in named]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
         before, self._known = self._known, {}
         was_untaken, self._untaken = self._untaken, {}
@@ -270,7 +273,7 @@ class NatsConsumers(TimedQueue):
         yield from self._gone_rows(before, dict(chosen), to_ns, deadline_s)
         if left_out:
             yield {"reason": f"{left_out} more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams="}
-        for missing in self._missing(name for name, _ in chosen):
+        for missing in self._missing(name for names, _ in named for name in names):
             yield {"destination": missing, "reason": "the server has no such stream"}
 
     def _missing(self, names: Iterable[bytes]) -> list[bytes]:
@@ -285,14 +288,16 @@ class NatsConsumers(TimedQueue):
 
     def _is_untaken(self, stream: NatsStream) -> bool:
         """Whether the first message stays until a consumer has it, and none of them waits for it or has it. Other
-        servers' consumers are not known well enough.
+        servers' consumers, and what has no leader, are not known well enough.
         """
         return (
             not stream.trims
             and stream.messages > 0
+            and stream.leader != ""
             and self._leads(stream.leader)
             and all(
-                self._leads(one.leader or stream.leader)
+                one.leader != ""
+                and self._leads(one.leader or stream.leader)
                 and (not one.waits or one.delivered >= stream.first)
                 and (not one.pending or one.floor >= stream.first)
                 for one in stream.consumers
@@ -479,14 +484,14 @@ def _of_consumer(key: Key, consumer: NatsConsumer) -> Iterator[QueueTimer]:
 
 def _room(stream: NatsStream, behind: int | None) -> tuple[int, int, str] | None:
     """The limit of the stream that is reached first: what is used, of how much, and what happens then. behind: messages
-    after the last one that a consumer was given, None if that is not where it reads on; what was read is deleted
-    without harm, if the stream does that.
+    after the last one that a consumer was given, None if that is not where it reads on; what it has read is deleted
+    without harm, and so is what only others have not, if the stream deletes.
     """
     kept = stream.messages
-    if stream.trims and not stream.refuses:
-        if behind is None:
+    if not (stream.work or stream.refuses):  # of a work queue, all messages are for its one consumer
+        if behind is None and stream.trims:
             return None
-        kept = max(0, min(behind, kept))
+        kept = kept if behind is None else max(0, min(behind, kept))
     used, most = kept, stream.most_messages
     if stream.most_bytes:  # one unit for both, since the nearer limit may be now this one, now that one
         used = used * stream.most_bytes // most if most else 0
@@ -501,12 +506,15 @@ def _redelivered(consumer: NatsConsumer) -> int | None:
     return consumer.redelivered if consumer.redelivered <= consumer.pending else None
 
 
-def _stream_name(stream: NatsStream) -> bytes:
-    """``ACCOUNT/STREAM``, with % and / of the account as in a URL; of the usual account the stream's name alone."""
+def _stream_names(stream: NatsStream) -> list[bytes]:
+    """``ACCOUNT/STREAM``, with % and / of the account as in a URL; of the usual account the stream's name alone. Of an
+    account with a tag first ``TAG:ID/STREAM``, the name of its rows: it must not depend on the other accounts.
+    """
     if stream.account == _USUAL_ACCOUNT:
-        return shown(stream.name.encode(errors="replace"))
-    account = quote(stream.account, safe=" !$&()*+,:;=@[]", errors="replace")
-    return shown(f"{account}/{stream.name}".encode(errors="replace"))
+        return [shown(stream.name.encode(errors="replace"))]
+    accounts = [f"{stream.account}:{stream.account_id}"] * bool(stream.account_id) + [stream.account]
+    quoted = [quote(one, safe=" !$&()*+,:;=@[]", errors="replace") for one in accounts]
+    return [shown(f"{one}/{stream.name}".encode(errors="replace")) for one in quoted]
 
 
 BROKER = Broker(
