@@ -303,7 +303,6 @@ def test_messages_that_no_consumer_is_to_get(nats: Nats, js: NatsClient) -> None
         poll(queue)
         assert row_of(poll(queue), "split", "") is None  # the first message waits for the consumer
         js.acknowledge(*js.pull("split", "a", 5))
-        js.fill("split.a", 3)
         poll(queue)
         row = now(queue, "split", "")
         assert (row["lag_messages"], row["exact"], row["consumers"]) == (7, 0, 0), row
