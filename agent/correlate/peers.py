@@ -48,6 +48,8 @@ WITHIN_S = 5
 _LATE_S = 10  # sums that are missing for so long are not late: the probe is off
 #: A regular peer is seen in this share of so many seconds; after so many tries regularity does not matter.
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
+#: Of the pause before the try before.
+_SOONER = 0.8
 #: Columns that symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "segments", "doubled"),
@@ -55,6 +57,26 @@ READS = {
     "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "state", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
 }
+
+
+class _Unanswered:
+    """Retransmissions to a peer since it last answered. since_ns: of the first unanswered segment; last_ns: of the last
+    try.
+    """
+
+    def __init__(self, since_ns: int) -> None:
+        self.since_ns, self.last_ns, self.tries = since_ns, 0, 0
+        self._tried: dict[tuple[bytes, int], tuple[int, int]] = {}  # by own end: time of the last try, time before it
+
+    def add(self, own: tuple[bytes, int], t_ns: int, count: int) -> None:
+        last_ns = self._tried.get(own, (t_ns, 0))[0]
+        self._tried[own] = t_ns, t_ns - last_ns
+        self.last_ns, self.tries = t_ns, self.tries + count
+
+    def acknowledged(self, own: tuple[bytes, int], t_ns: int, count: int) -> bool:
+        """Whether the connection had an acknowledgement before this try. count: above 1 for several tries."""
+        last_ns, pause_ns = self._tried.get(own, (0, 0))
+        return count <= 1 and pause_ns > RTO_NS and t_ns - last_ns < _SOONER * pause_ns
 
 
 class PeerWatch(EndWatch):
@@ -74,9 +96,7 @@ class PeerWatch(EndWatch):
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
-        self._unanswered: dict[
-            tuple[int, bytes], tuple[int, int, int]
-        ] = {}  # (time of the first unanswered segment, time of the last try, number of tries)
+        self._unanswered: dict[tuple[int, bytes], _Unanswered] = {}
         self._summed = -_LATE_S  # the last second of which sums of system calls arrived
         self._resent = -WITHIN_S  # the last second with a retransmission
         # The longest waits of each process for each peer. Some clients of a peer wait for it all the time (consumers to
@@ -158,7 +178,8 @@ class PeerWatch(EndWatch):
     def _silent(self, second: int, rows: OfSecond, talks: np.ndarray) -> np.ndarray:
         """Peers that were active before and now only get retransmissions: none of their connections had an
         acknowledgement. A second without a try belongs to such a time while the next try is not overdue, since each
-        takes twice as long. A peer that is not seen every second needs more tries.
+        takes twice as long. A peer that is not seen every second needs more tries. Not each acknowledgement is sampled:
+        a connection whose next try comes sooner than the one before had one.
         """
         again = pick(rows["tcp_retransmit"], among(rows["tcp_retransmit"]["state"], _CONTACTING))
         if not len(again) and not self._unanswered:
@@ -168,14 +189,17 @@ class PeerWatch(EndWatch):
         answered = set(zip(mine["netns"][one].tolist(), mine["peer"][one].tolist(), strict=True))
         counts: dict[tuple[int, bytes], int] = {}
         known = set(self.names.values())
-        for *its, t_ns, count in zip(*(again[c].tolist() for c in ("netns", "peer", "t_ns", "count")), strict=True):
+        columns = ("netns", "peer", "saddr", "sport", "t_ns", "count")
+        for *its, saddr, sport, t_ns, count in zip(*(again[c].tolist() for c in columns), strict=True):
             key = its[0], its[1]
             if key in known and key not in answered:
                 counts[key] = counts.get(key, 0) + max(count, 1)
-                since_ns, _, tries = self._unanswered.get(key, (t_ns - RTO_NS, 0, 0))
-                self._unanswered[key] = since_ns, t_ns, tries + max(count, 1)
-        for key, (since_ns, last_ns, _) in list(self._unanswered.items()):
-            overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
+                tried = self._unanswered.get(key)
+                if tried is None or tried.acknowledged((saddr, sport), t_ns, count):
+                    tried = self._unanswered[key] = _Unanswered(t_ns - RTO_NS)
+                tried.add((saddr, sport), t_ns, max(count, 1))
+        for key, tried in list(self._unanswered.items()):
+            overdue_ns = tried.last_ns + int(1.2 * (tried.last_ns - tried.since_ns)) + SECOND
             if key in answered or second * SECOND > overdue_ns:
                 del self._unanswered[key]
         late = 0 < second - self._summed < _LATE_S  # the agent itself: some process always calls
@@ -183,7 +207,7 @@ class PeerWatch(EndWatch):
             return np.empty(0, np.int64)
         keys = list(self._unanswered)
         slots = self.slots(np.array([key[0] for key in keys]), np.array([key[1] for key in keys], "V18"), second)
-        since, _, tries = np.array(list(self._unanswered.values())).T
+        since, tries = np.array([(one.since_ns, one.tries) for one in self._unanswered.values()]).T
         waits = (second + 1) * SECOND - since.astype(np.float64)
         resent = np.array([counts.get(key, 0) for key in keys], np.float64)
         fits = slots >= 0

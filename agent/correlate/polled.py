@@ -45,7 +45,8 @@ class Polled:
     """asked: the end that the poller asks: another port of the broker's address, if that is not the port of clients.
     blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
     CPU. usual, worst: smoothed RTT, us; single: median of the shortest round trips of its clients, us; None if
-    too few are known. trips: round trips of the longest poll. resent_syns: of the poller's connects, which make its RTT
+    too few are known. trip: the same, also of the first seconds, so maybe too short; a smoothed RTT rises slowly.
+    trips: round trips of the longest poll. resent_syns: of the poller's connects, which make its RTT
     long without a slow network. took_ns: the time without an answer; longest_ns: the longest poll of it.
     """
 
@@ -62,6 +63,7 @@ class Polled:
     seen: Evidence
     rtt: Evidence
     single: float | None = None
+    trip: float | None = None
     trips: float = _TRIPS
     resent_syns: int = 0
     again: int = 0  # retransmitted segments between tickscope's host and the server, unless it had most of them already
@@ -89,7 +91,7 @@ class Polled:
             return 0.0
         if self.resent_syns if self.single is None else self.single < ENOUGH * worst:
             return 0.0
-        more, needed = worst - usual, SHARE * self.longest_ns / 1e3
+        more, needed = max(worst, self.trip or 0.0) - usual, SHARE * self.longest_ns / 1e3
         if more >= needed:
             return 0.85
         others = 0.0 if self.again else (self.trips - 1) * max(0.0, more - _DELAYED_ACK_US)
@@ -119,7 +121,7 @@ def _polled(episode: Episode, view: View) -> Polled:
     if had_already(episode, view, asked, netns, rows):
         again, rows = 0, rows[:0]
     longest_ns = _longest_ns(episode, view, raw)
-    single, trips = _round_trips(episode, view, asked, netns)
+    single, trip, trips = _round_trips(episode, view, asked, netns)
     seen = item(
         "queue_lag",
         "time without an answer",
@@ -146,24 +148,30 @@ def _polled(episode: Episode, view: View) -> Polled:
         seen,
         item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": peer(asked)}),
         single,
+        trip,
         max(_TRIPS, trips * longest_ns / max(episode.end_ns - episode.start_ns, 1)),
         int(((rows["kind"] == _SYN) & (rows["comm"] == POLLER)).sum()),
         again,
     )
 
 
-def _round_trips(episode: Episode, view: View, asked: bytes, netns: int | None) -> tuple[float | None, int]:
-    """(median of the shortest single round trips of its clients, of each second within the episode, us; None if too few
-    are known; number of the poller's round trips).
+def _round_trips(
+    episode: Episode, view: View, asked: bytes, netns: int | None
+) -> tuple[float | None, float | None, int]:
+    """(median of the shortest single round trips of its clients, of each second within the episode, us; the same with
+    its first seconds; None if too few are known; number of the poller's round trips).
     """
     rows = to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), asked)
     rows = in_netns(rows, netns)
     rows = rows[rows["role"] != _SERVER]
     # the shortest of a second may be of the one before it (agent/probes/tcp.py)
     inside = (rows["t_ns"] >= episode.start_ns + 3 * SECOND) & (rows["t_ns"] <= episode.end_ns)
-    single = rows["raw_min_us"][inside & known(rows["raw_min_us"])]
-    trips = int(rows["samples"][rows["comm"] == POLLER].sum())
-    return float(np.median(single)) if len(single) >= _SINGLE else None, trips
+    measured = known(rows["raw_min_us"])
+    single, all_of_it = (
+        float(np.median(some)) if len(some) >= _SINGLE else None
+        for some in (rows["raw_min_us"][inside & measured], rows["raw_min_us"][measured])
+    )
+    return single, all_of_it, int(rows["samples"][rows["comm"] == POLLER].sum())
 
 
 def _asked(episode: Episode, view: View, raw: bytes, netns: int | None) -> bytes:

@@ -158,6 +158,21 @@ def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, 
     assert found["cause"] == cause
 
 
+@pytest.mark.parametrize(("measured_ms", "cause"), [(460, "network_rtt"), (200, "broker_slow")])
+def test_a_smoothed_rtt_rises_slowly(measured_ms: int, cause: str) -> None:
+    """Eight round trips of 460 ms are a poll of 3.7 s; what is measured counts, beyond a delayed acknowledgement."""
+    host = Host()
+    poller: dict[str, Any] = {"comm": b"tickscope-poll", "pid": 600, "samples": 2}
+    host.queue(0, 30)
+    host.rtt(0, 30, raw_min_us=3_000, **poller)
+    host.rtt(30, 34, us=200_000, raw_min_us=measured_ms * 1_000, **poller)
+    host.queue(34, 35, poll_ms=3_700)
+    host.rtt(34, UNTIL, raw_min_us=3_000, **poller)
+    host.queue(36, UNTIL)
+    (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
+    assert found["cause"] == cause
+
+
 @pytest.mark.parametrize("lasts_s", [3, 8])
 def test_a_connect_whose_syn_was_lost_is_no_slow_network(lasts_s: int) -> None:
     """The poller connects anew, and the first round trip of that has the second until the SYN was retransmitted."""

@@ -275,7 +275,10 @@ def test_a_lone_segment_is_none() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
-@pytest.mark.parametrize(("tries", "reported"), [([30.5], 0), ([30.2, 30.6, 31.4, 33.0], 1)])
+@pytest.mark.parametrize(
+    ("tries", "reported"),
+    [([30.5], 0), ([30.2, 30.6, 31.4, 33.0], 1), ([28.1, 29.6, 31.85, 32.4, 33.0], 0)],  # the last: no back-off
+)
 def test_who_only_sends_is_not_checked_each_second(tries: list[float], reported: int) -> None:
     """Its connection has samples for some seconds, and then for some none."""
     host = Host()
