@@ -120,7 +120,7 @@ def test_peers_that_are_not_considered_are_counted() -> None:
     for n in range(40):
         talks(host, SHOP_PID, peer("127.0.0.1", 7000 + n), b=40)
     run(host, UNTIL, each=see)
-    assert losses[-1] >= 42 - 32
+    assert 0 < losses[-1] < 15  # seconds in which peers of the late process were left out
 
 
 def test_without_a_late_peer_no_cause_is_known() -> None:
