@@ -52,7 +52,8 @@ def owners(place: Path) -> set[int]:
 
 
 def test_every_socket_of_the_run_directory_is_known() -> None:
-    sources = [p for p in (ROOT / "agent").rglob("*.py") if not {"demo", "lab", "receiver"} & set(p.parts)]
+    paths = (path.relative_to(ROOT) for path in (ROOT / "agent").rglob("*.py"))
+    sources = [ROOT / path for path in paths if not {"demo", "lab", "receiver"} & set(path.parts)]
     named = {name for source in sources for name in re.findall(r'"([\w.]+\.sock)"', source.read_text())}
     assert len(named) > 4
     assert all(map(ownfiles.is_own, named))
