@@ -8,8 +8,7 @@ import pytest
 
 from tests.bench.query import fill_wide, peak
 
-#: Peak of resident memory: 108 to 123 were measured, of which the libraries alone take 80.
-#: 129 to 132 MB were measured; what the rows are read into without a limit was 500.
+#: Peak of resident memory: 108 to 132 were measured, of which the libraries alone take 80.
 MOST_MB = 145
 
 
