@@ -168,7 +168,8 @@ def test_all_of_many_accounts_are_read() -> None:
     (account,) = given["account_details"]
     given["account_details"] = [{**account, "name": f"A{n}"} for n in range(1031)]
     source = NatsConsumers(NatsUrl("127.0.0.1"))
-    source._client = Limited({"/varz": json.dumps(NATS_VARZ).encode(), "/jsz": json.dumps(given).encode()})  # type: ignore[assignment]
+    answers = {"/varz": json.dumps(NATS_VARZ).encode(), "/jsz": json.dumps(given).encode()}
+    source._client = Limited(answers)  # type: ignore[assignment]
     assert len({found["destination"] for found in source.poll()}) == 1031
 
 
