@@ -28,6 +28,8 @@ from agent.tables import TABLES
 T = TypeVar("T")
 #: Rows of a span of ``batches``, which DuckDB sorts at once; rows that are Python objects at one time.
 _SPAN_ROWS = 2_000
+#: What rows are counted by to find such spans: a count a second of each day would take more memory than the rows.
+_STEPS_S = (3_600, 60, 1)
 _BATCH_ROWS = 200
 
 
@@ -103,26 +105,37 @@ class Answers(ABC):
         """Time spans in order, each with at most _SPAN_ROWS of the question's rows (more only within one second), and
         how many of each span's newest rows belong to the result.
         """
-        boots = ", ".join(map(questions.literal, self.boots))
-        _, batches = self.stream(
-            f"SELECT * FROM (SELECT boot_id, t_ns // 1000000000 AS second, count(*) FROM {question.table}"
-            f" WHERE {questions.conditions(question, self.window)} GROUP BY ALL)"
-            f" ORDER BY list_position([{boots}]::VARCHAR[], boot_id), boot_id, second"
-        )
-        spans: list[_Span] = []
-        for boot, second, rows in itertools.chain.from_iterable(batches):
-            last = spans[-1] if spans else None
-            if last is None or last.boot_id != boot or last.rows + rows > _SPAN_ROWS:
-                spans.append(_Span(boot, second, second + 1, rows))
-            else:
-                spans[-1] = last._replace(until_s=second + 1, rows=last.rows + rows)
+        first, *finer = _STEPS_S
+        spans = self._spans_of(question, first)
         left = sum(span.rows for span in spans) if question.limit is None else question.limit
         kept: list[tuple[_Span, int]] = []
         while spans and left > 0:
             span = spans.pop()
+            step_s = next((step for step in finer if step < span.until_s - span.from_s), 0)
+            if span.rows > _SPAN_ROWS and step_s:
+                spans += self._spans_of(replace(question, where=(*question.where, *span.where())), step_s)
+                continue
             kept.append((span, min(span.rows, left)))
             left -= span.rows
         return kept[::-1]
+
+    def _spans_of(self, question: Question, step_s: int) -> list[_Span]:
+        """Time spans of whole steps in order, as long as _SPAN_ROWS allows."""
+        boots = ", ".join(map(questions.literal, self.boots))
+        _, batches = self.stream(
+            f"SELECT * FROM (SELECT boot_id, t_ns // {step_s}000000000 AS step, count(*) FROM {question.table}"
+            f" WHERE {questions.conditions(question, self.window)} GROUP BY ALL)"
+            f" ORDER BY list_position([{boots}]::VARCHAR[], boot_id), boot_id, step"
+        )
+        spans: list[_Span] = []
+        for boot, step, rows in itertools.chain.from_iterable(batches):
+            last = spans[-1] if spans else None
+            until_s = (step + 1) * step_s
+            if last is None or last.boot_id != boot or last.rows + rows > _SPAN_ROWS:
+                spans.append(_Span(boot, step * step_s, until_s, rows))
+            else:
+                spans[-1] = last._replace(until_s=until_s, rows=last.rows + rows)
+        return spans
 
     def integers(self, question: Question) -> dict[str, np.ndarray]:
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown."""

@@ -121,7 +121,8 @@ for i in range(5):  # resets the connection in place of its half
         )
         rows = rig.of(process.pid)
         results = names(rows, "result")
-        assert results == ["failed", "ok"] * 6 + ["failed"] * 5
+        # without its socket, a handshake that the peer cut off cannot be told from one that haproxy gave up
+        assert results == ["failed", "ok"] * 6 + ["failed"] * 5, (rig.lost(), rows["peer"].tolist(), rows["calls"])
         errors = rows["error"].tolist()  # haproxy need not read an alert behind which the connection was reset
         assert set(errors[:12:2]) <= {b"handshake failed", b"connection closed"}
         assert errors[12:] == [b"connection closed"] * 5

@@ -8,8 +8,8 @@ import pytest
 
 from tests.bench.query import fill_wide, peak
 
-#: Peak of resident memory: 108 to 132 were measured, of which the libraries alone take 80.
-MOST_MB = 145
+#: Peak of resident memory: 105 to 122 were measured, of which the libraries alone take 95.
+MOST_MB = 128
 
 
 @pytest.fixture(scope="module")
