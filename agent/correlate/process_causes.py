@@ -13,7 +13,7 @@ from agent.correlate import terminations
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain as answers
 from agent.correlate.chain import hops
-from agent.correlate.consumption import consumption
+from agent.correlate.consumption import consumption, polls_of
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.joint_terminations import joint_termination
 from agent.correlate.pairs import reads
@@ -215,7 +215,8 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
         scored_events = [
             scored
             for scored in scored_events
-            if scored.termination.stop or not (grown or back(scored.termination, talks))
+            if scored.termination.stop
+            or not (grown or back(scored.termination, talks) or _read_on(scored.termination, episode, view))
         ]
     since_ns = episode.start_ns - _AGED_NS
     return [
@@ -224,6 +225,20 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
         if b.termination.from_ns <= episode.start_ns + 2 * SECOND
         and (not b.termination.stop or b.termination.to_ns >= since_ns)
     ]
+
+
+def _read_on(termination: Termination, episode: Episode, view: View) -> bool:
+    """Whether a partition, which has one consumer at a time, was read after a termination and some time before the
+    symptom, by a group that has its usual number of members.
+    """
+    group = consumption(episode, view)
+    if not episode.keys["partition"] or group.count is None or group.before is None or group.count < group.before:
+        return False
+    polls = polls_of(episode, view, _LATE_NS)
+    between = (polls["t_ns"] > termination.from_ns) & (polls["t_ns"] <= episode.start_ns - _AGED_NS)
+    rates = polls["out_per_s"][between]
+    # The first of these rates is of an interval that began before the termination.
+    return bool((rates[~np.isnan(rates)][1:] > 0).any())
 
 
 def had_first(episode: Episode, view: View) -> list[ScoredEvent]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
+from agent.queues.age_bounds import EARLIEST_S
 from agent.queues.kafka_client import READING, Key
 
 #: Of the values that are fetched in a poll. The budget of time alone would allow any number of large records.
@@ -52,6 +53,13 @@ class FirstRecord(NamedTuple):
     t_ns: int | None = None
     basis: str = ""
     wall_ms: int | None = None
+
+    @property
+    def dated_ns(self) -> int | None:
+        """``t_ns`` for an age: None also for a timestamp before 2001, of a producer that sends 0, or seconds for ms.
+        The broker deletes the record by that timestamp nevertheless.
+        """
+        return self.t_ns if self.wall_ms is not None and self.wall_ms >= EARLIEST_S * 1000 else None
 
 
 class RecordReader:

@@ -337,7 +337,7 @@ def test_a_group_with_consumers(
     create(kafka, topic, 2)
     produce(kafka, topic, 17, 0)
     queue = opened(group)
-    (row,) = until_rows(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
+    (row,) = until_rows(queue, lambda rows: rows["group_state"].tolist() == [b"unknown"])
     assert (row["reason"].partition(b":")[0], row["status"]) == (b"no such consumer group", b"unknown")
     first = consume(topic, group, protocol)
     rows = until_rows(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
@@ -493,6 +493,7 @@ def test_a_share_group_has_no_lag_and_is_not_listed(
     until(lambda: len(sharer.poll(1)), turn=lambda: produce(kafka, "shared", 3))  # it begins with new records
     row = one(opened("sharers"))
     assert (row["consumer_group"], row["status"], row["lag_messages"]) == (b"sharers", b"unknown", -(2**63))
+    assert row["group_state"] == b"unknown"  # to librdkafka it is dead
     assert row["reason"].startswith(b"no such consumer group") and row["reason"].endswith(
         b"share groups are not watched"
     )
@@ -601,7 +602,14 @@ def login(kafka: Kafka, **keys: object) -> Any:
 
 
 def test_a_login_with_the_least_rights(kafka: Kafka, tmp_path: Path) -> None:
-    from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclBindingFilter,
+        AclOperation,
+        AclPermissionType,
+        ResourcePatternType,
+        ResourceType,
+    )
 
     create(kafka, "private")
     produce(kafka, "private", 19)
@@ -623,6 +631,12 @@ def test_a_login_with_the_least_rights(kafka: Kafka, tmp_path: Path) -> None:
     allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE)
     (row,) = until_rows(queue, lambda rows: rows["lag_messages"].tolist() == [17])
     assert row["inexact_reason"].startswith(b"upper bound: may be compacted (no DescribeConfigs right)")
+    about = ResourceType.TOPIC, "private", ResourcePatternType.LITERAL, "User:tickscope", "*", AclOperation.DESCRIBE
+    for done in kafka.admin.delete_acls([AclBindingFilter(*about, AclPermissionType.ALLOW)]).values():
+        done.result(20)
+    (row,) = until_rows(queue, lambda rows: b"right Describe on the topic" in rows["reason"][0])
+    assert (row["destination"], row["partition"], row["status"]) == (b"private", b"0", b"unknown")
+    allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE)
     allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE_CONFIGS)
     allow(ResourceType.TOPIC, "__transaction_state", AclOperation.DESCRIBE)
     queue.close()

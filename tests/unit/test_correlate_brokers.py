@@ -107,6 +107,32 @@ def test_a_consumer_that_crashes_again_and_again_is_why_its_group_is_rebalanced(
     assert (finding["cause"], finding["culprit_comm"]) == ("process_killed", "worker")
 
 
+@pytest.mark.parametrize(
+    ("out", "members", "cause"),
+    [
+        (20, 2, "consumer_slow"),  # a third one, which had come for a moment
+        (0, 2, "process_killed"),  # nobody read this partition after it ended
+        (20, 1, "process_killed"),  # one of the two
+    ],
+)
+def test_a_consumer_that_ended_while_others_read_its_partition_on_explains_no_later_lag(
+    out: float, members: int, cause: str
+) -> None:
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "group_state": b"stable", "rebalances": 3}
+    host = Host()
+    host.queue(0, 30, **{**WELL, **kafka})
+    host.queue(30, 41, **{**WELL, **kafka, "rebalances": 4, "out": out, "consumers": members})
+    late = np.arange(10) + 0.5
+    slow = {"lag": (late * 10).astype(int), "age": late, "out": 5, "consumers": members, "rebalances": 4}
+    host.queue(41, 51, **{**WELL, **kafka, **slow})
+    host.queue(51, UNTIL, **{**WELL, **kafka, "rebalances": 4, "consumers": members})
+    process = {"pid": 601, "proc_start_ns": START, "comm": b"visitor"}
+    t = T0 + np.arange(0, 30) * S
+    host.add("tcp_rtt", t_ns=t, **process, role="client", peer=PEER, samples=20, srtt_us=45, interval_ns=S)
+    host.add("process_event", at=30, **process, kind=code("process_event", "kind", "killed"), signal=9, uid=1000)
+    assert ("queue_lag", cause) in [one[:2] for one in found(host)]
+
+
 def test_unread_messages_that_are_near_their_retention() -> None:
     """Nothing is read, so that they get older; of a queue with much time left nothing is found."""
     kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "lag": 50, "retention_left_s": 3600.0}

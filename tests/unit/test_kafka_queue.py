@@ -314,11 +314,12 @@ def test_a_topic_that_cannot_be_described_costs_no_questions_about_the_others() 
 
 
 def test_a_record_without_a_timestamp_has_no_age_of_its_own() -> None:
-    """Some producers send -1, and the broker stores it."""
+    """Some producers send -1, and the broker stores it; some send 0, or seconds for milliseconds."""
     from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
     key, at = ("t", 0), kafka._Offsets(5, 0, 5)
-    for kind, sent_ms in ((TIMESTAMP_CREATE_TIME, -1), (TIMESTAMP_NOT_AVAILABLE, 0)):
+    odd_ms = (-1, 0, 1_700_000_000)
+    for kind, sent_ms in (*((TIMESTAMP_CREATE_TIME, ms) for ms in odd_ms), (TIMESTAMP_NOT_AVAILABLE, 0)):
         about = {"value": b"", "error": None, "topic": "t", "partition": 0, "offset": 3, "timestamp": (kind, sent_ms)}
         message = SimpleNamespace(**{name: lambda it=it: it for name, it in about.items()})
         reader = RecordReader({"bootstrap.servers": "127.0.0.1:1"})
@@ -326,7 +327,7 @@ def test_a_record_without_a_timestamp_has_no_age_of_its_own() -> None:
             assign=lambda _: None, unassign=lambda: None, consume=lambda *_, its=message: [its]
         )
         found = reader.read({key: 3}, 1.0)
-        assert found == {key: FirstRecord(3, None, "create")}
+        assert (found[key].offset, found[key].dated_ns, found[key].basis) == (3, None, "create")
         cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092"))
         cluster._topics["t"] = kafka._Topic(0, compacted=False)
         cluster._ends[key] = EndOffsets()
@@ -397,6 +398,7 @@ def test_a_group_of_the_setting_that_does_not_exist_is_unknown(
     connection: Any = Cluster(about(), {})
     (row,) = cluster._poll(connection, boot_ns())
     assert (row["consumer_group"], row["status"]) == (b"g", status)
+    assert row["group_state"] == ("empty" if status == "ok" else "unknown")  # it may be a share group
     assert str(row["reason"]).startswith(reason)
     assert len(str(row["reason"])) <= TABLES["queue_lag"].by_name["reason"].width
 
@@ -410,6 +412,38 @@ def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -
         row, _ = cluster._poll(connection, boot_ns())
         assert (row["consumer_group"], row["lag_messages"]) == (b"g", 2)
         assert (row["group_state"], row["consumers"]) == ("unknown", None)
+
+
+class Revoked(Cluster):
+    """The right Describe on the topic is taken away, after the first poll."""
+
+    def committed(self, groups: Any) -> dict[str, Any]:
+        found, self._committed = super().committed(groups), {}
+        return found
+
+    def topics(self, names: Any) -> dict[str, Any]:
+        return super().topics(names) if self._committed else dict.fromkeys(names, Failure("denied", "not authorized"))
+
+
+def test_a_topic_that_may_no_longer_be_seen_is_not_said_to_be_deleted() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Revoked(offsets={("t", 0): 3})
+    cluster._poll(connection, boot_ns())
+    for _ in range(2):
+        (row,) = cluster._poll(connection, boot_ns())
+        assert (row["destination"], row["partition"], row["status"]) == (b"t", "0", "unknown")
+        assert row["failure"] == "permission"
+
+
+def test_nothing_was_deleted_if_another_cluster_has_the_address_now() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Cluster()
+    assert cluster._poll(connection, boot_ns())[0]["lag_messages"] == 2
+    other: Any = Cluster(described("DEAD"), {})
+    other.cluster_id = lambda: "another"
+    (row,) = cluster._poll(other, boot_ns())
+    assert (row["status"], row.get("destination")) == ("unknown", None)
+    assert cluster._cluster == "another" and cluster._connection is other
 
 
 def test_a_group_that_is_named_beside_patterns_is_asked_for() -> None:

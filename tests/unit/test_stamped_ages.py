@@ -41,7 +41,8 @@ def of_kafka(at_s: float) -> float:
     cluster, key = KafkaCluster(KafkaServer(servers="127.0.0.1:9092")), ("t", 0)
     cluster._topics["t"], cluster._ends[key] = kafka._Topic(0, compacted=False), EndOffsets()
     now_ns = 900 * SECOND
-    cluster._first_records[key, 3] = FirstRecord(3, now_ns + int((at_s - NOW_S) * SECOND), "create")
+    at_ns = now_ns + int((at_s - NOW_S) * SECOND)
+    cluster._first_records[key, 3] = FirstRecord(3, at_ns, "create", int(at_s * 1000))
     return cluster._age(key, 3, 2, kafka._Offsets(5, 0, 5), now_ns)[0]
 
 

@@ -309,7 +309,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         return ",".join(dict.fromkeys(found))
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
-        self._cluster = connection.cluster_id()
+        cluster = connection.cluster_id()
+        if self._cluster not in ("", cluster):  # another cluster has this address now: nothing was deleted there
+            anew = KafkaCluster(self._server, self._timeout_s)
+            anew._connection, anew._bootstrap = connection, self._bootstrap
+            vars(self).update(vars(anew))
+        self._cluster = cluster
         names = self._names(connection)
         described = connection.described({name: self._coordinator(name) for name in names})
         failed = {name: about for name, about in described.items() if isinstance(about, Failure)}
@@ -543,8 +548,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 "waits_for": self._transaction(key, offset, found),
                 "kept_s": None if isnan(kept_s) else kept_s,
             }
+        keys: dict[str, set[Key]] = {name: set() for name in self._groups}
+        for name, key in self._known:
+            keys[name].add(key)
         for name, group in self._groups.items():
-            group.keep({key for one, key in self._known if one == name})
+            group.keep(keys[name])
 
     def _retentions(
         self,
@@ -637,9 +645,9 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         first = self._first_records.get((key, committed))
         if first is None or not first.basis:
             return nan, nan, None, "age: not read"
-        if first.t_ns is None:
+        if first.dated_ns is None:
             return nan, nan, None, "age: the record has no time"
-        age_s = (now_ns - first.t_ns) / 1e9
+        age_s = (now_ns - first.dated_ns) / 1e9
         if isnan(stamped_age(age_s)):
             return nan, nan, None, f"age: {-age_s:.0f} s ahead"
         return stamped_age(age_s), nan, first.basis, ""
@@ -651,7 +659,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if committed is None:
             return None
         first = self._first_records.get((key, committed))
-        if first is not None and first.t_ns is not None:
+        if first is not None and first.dated_ns is not None:
             return None
         oldest = max(committed, at.start or 0)
         since_ns = self._ends[key].older_than(oldest)
@@ -719,14 +727,18 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             self._gone.back(_gone_key(name, key))
         lost = before - self._committed
         topics = connection.topics({key[0] for _, key in lost})
-        for name, key in lost:
+        hidden = {one for one in lost if isinstance(about := topics[one[1][0]], Failure) and about.kind == "denied"}
+        self._committed |= hidden  # Kafka leaves topics out that we may no longer see
+        for name, key in lost - hidden:
             why = "its committed offset was deleted, or has expired"
             if _is_gone(topics[key[0]]) or _is_gone(offsets.get(key)):
                 why = "the topic was deleted"
             elif self._groups[name].state == "dead":
                 why = "the group was deleted"
             self._gone.add(_gone_key(name, key), why, now_ns)
-        return self._gone.rows(now_ns)
+        refused = _failed(self.name, Failure("denied", ""), "topic")
+        away = [(self._groups[name], key) for name, key in sorted(hidden) if key not in self._groups[name].holders]
+        return [*self._gone.rows(now_ns), *({**_named(group, key), **refused} for group, key in away)]
 
     def _order(self, offsets: Mapping[Key, _Offsets | Failure], now_ns: int) -> Iterator[Row]:
         """Reads new records for ``order``. Rows: what it could not find, by topic."""
@@ -785,7 +797,8 @@ def _named(group: KafkaGroup, key: Key | None = None) -> dict[str, object]:
     row: dict[str, object] = {
         "consumer_group": _shown(group.name),
         "consumers": group.members,
-        "group_state": group.state,
+        # Kafka says of each group that it does not describe, as of a share group, that it is dead.
+        "group_state": "unknown" if group.state == "dead" else group.state,
         "rebalances": group.rebalances,
     }
     if key is not None:
