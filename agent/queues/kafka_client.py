@@ -106,8 +106,8 @@ class Failure(NamedTuple):
 
 
 class KafkaConnection:
-    """An AdminClient. Raises KafkaDown if librdkafka refuses the settings, for example because it cannot read a
-    certificate. timeout_s: of ``cluster_id``; the other questions may take longer, since their answers may be large.
+    """An AdminClient. Raises KafkaDown as ``made``. timeout_s: of ``cluster_id``; the other questions may take longer,
+    since their answers may be large.
 
     nodes: brokers of the cluster, as of ``cluster_id``. took_ns: how long each broker took since then for its own
     answers, as far as the caller knows which one answers what.
@@ -120,16 +120,12 @@ class KafkaConnection:
     """
 
     def __init__(self, settings: Mapping[str, object], timeout_s: float) -> None:
-        from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
         self._first_s, self._timeout_s = timeout_s, _LARGE * timeout_s
         self._errors: deque[Any] = deque(maxlen=8)
         self.nodes, self.took_ns = 0, Counter[Node | None]()
-        try:
-            self._admin: Any = AdminClient({**CONNECTING, **settings, "error_cb": self._errors.append})
-        except (KafkaException, ValueError, TypeError) as error:
-            raise KafkaDown(_remedy(_text(error)), "other") from None
+        self._admin = made(AdminClient, {**CONNECTING, **settings, "error_cb": self._errors.append})
 
     def cluster_id(self) -> str:
         """Kafka's own id of the cluster. Raises KafkaDown."""
@@ -279,6 +275,18 @@ class KafkaConnection:
         """librdkafka hands its errors to ``error_cb`` here."""
         while self._admin.poll(0):
             pass
+
+
+def made(client: Callable[[dict[str, object]], Any], settings: dict[str, object]) -> Any:
+    """A client of librdkafka. Raises KafkaDown if that refuses the settings, for example because it cannot read a
+    certificate.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return client(settings)
+    except (KafkaException, ValueError, TypeError) as error:
+        raise KafkaDown(_remedy(_text(error)), "other") from None
 
 
 def of_connection(text: str, login: bool) -> KafkaDown:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.queues.age_bounds import EARLIEST_S
-from agent.queues.kafka_client import READING, Key
+from agent.queues.kafka_client import READING, Key, made
 
 #: Of the values that are fetched in a poll. The budget of time alone would allow any number of large records.
 MOST_BYTES = 2 << 20
@@ -63,12 +63,12 @@ class FirstRecord(NamedTuple):
 
 
 class RecordReader:
-    """Raises confluent_kafka.KafkaException if librdkafka refuses the settings."""
+    """Raises KafkaDown if librdkafka refuses the settings."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         from confluent_kafka import Consumer
 
-        self._consumer: Any = Consumer({**_SETTINGS, **settings})
+        self._consumer = made(Consumer, {**_SETTINGS, **settings})
         self._room = 0
 
     def read(self, offsets: Mapping[Key, int], budget_s: float) -> dict[Key, FirstRecord]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.common.fairness import UpperBound
 from agent.queues.clock_ids import ClockIds
-from agent.queues.kafka_client import READING, Key
+from agent.queues.kafka_client import READING, Key, made
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
 from agent.queues.queue import Row
@@ -96,7 +96,7 @@ class RecordTail:
     def read(self, ends: Mapping[Key, int], settings: Callable[[], Mapping[str, object]], now_ns: int) -> list[Row]:
         """Rows of ``message_order`` of the records that came. ends: the end of each partition; one that is missing for
         a poll is read on later. settings: makes those of librdkafka, for a new connection. now_ns: CLOCK_BOOTTIME.
-        Raises what ``settings`` raises, and KafkaException if librdkafka refuses them.
+        Raises what ``settings`` raises, and KafkaDown if librdkafka refuses them.
         """
         self._without.clear()
         self._refused = {topic: at for topic, at in self._refused.items() if now_ns - at < _RETRY_NS}
@@ -147,7 +147,7 @@ class RecordTail:
             from confluent_kafka import Consumer, TopicPartition
 
             if self._consumer is None:
-                self._consumer = Consumer({**_SETTINGS, **settings()})
+                self._consumer = made(Consumer, {**_SETTINGS, **settings()})
             self._consumer.assign([TopicPartition(*key, self._next[key]) for key in ends])
             self._assigned = frozenset(ends)
         if len(self._next) > _PLACES:

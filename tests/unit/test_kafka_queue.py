@@ -28,12 +28,14 @@ from agent.queues.judged import Judged
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, of_connection
 from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
+from agent.queues.kafka_tail import RecordField, RecordTail
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS, Progress, Sample
 from agent.tables import TABLES
 from tests.servers.polled import until_drained
 
 SECOND = 10**9
+ID = RecordField(header="id")
 
 
 @pytest.mark.parametrize(
@@ -414,6 +416,15 @@ def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -
         assert (row["group_state"], row["consumers"]) == ("unknown", None)
 
 
+@pytest.mark.parametrize(
+    "reads", [RecordReader, lambda given: RecordTail(ID, None).read({("t", 0): 5}, lambda: given, 1)]
+)
+def test_a_certificate_that_can_no_longer_be_read_is_a_reason(reads: Callable[[Any], object]) -> None:
+    """The connection was made while it could be; records are read later."""
+    with pytest.raises(KafkaDown, match="the file of `ca` cannot be read"):
+        reads({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/nonexistent"})
+
+
 class Revoked(Cluster):
     """The right Describe on the topic is taken away, after the first poll."""
 
@@ -444,6 +455,16 @@ def test_nothing_was_deleted_if_another_cluster_has_the_address_now() -> None:
     (row,) = cluster._poll(other, boot_ns())
     assert (row["status"], row.get("destination")) == ("unknown", None)
     assert cluster._cluster == "another" and cluster._connection is other
+
+
+def test_a_named_group_stays_gone_however_long_its_name_is() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g" * 70,), records=False))
+    there: Any = Cluster(offsets={("t", 0): 3})
+    deleted: Any = Cluster(described("DEAD"), {})
+    cluster._poll(there, boot_ns())
+    cluster._poll(deleted, boot_ns())
+    (row,) = cluster._gone.rows(boot_ns() + 61 * SECOND)
+    assert str(row["reason"]).startswith("the group was deleted")
 
 
 def test_a_group_that_is_named_beside_patterns_is_asked_for() -> None:

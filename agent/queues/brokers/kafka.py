@@ -246,7 +246,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._ordered: list[Row] = []
         self._known: dict[tuple[str, Key], bytes | None] = {}
         self._committed: set[tuple[str, Key]] = set()  # at the last poll
-        self._gone = Gone(name.encode() for name in server.groups if not is_pattern(name))
+        self._gone = Gone(_shown(name) for name in server.groups if not is_pattern(name))
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
 
