@@ -457,6 +457,21 @@ def test_nothing_was_deleted_if_another_cluster_has_the_address_now() -> None:
     assert cluster._cluster == "another" and cluster._connection is other
 
 
+def test_a_group_whose_coordinator_does_not_answer_once_keeps_its_history() -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g", "h"), records=False))
+    connection: Any = Cluster(offsets={("t", 0): 3})
+    cluster._poll(connection, boot_ns())
+    kept = dict(cluster._groups["g"].commits)
+    answers = connection.committed(("g", "h"))
+    connection.committed = lambda _: {**answers, "g": Failure("no_answer", "no answer")}
+    cluster._poll(connection, boot_ns())
+    assert cluster._groups["g"].commits == kept and kept
+    answers["g"] = {}
+    connection.committed = lambda _: answers
+    cluster._poll(connection, boot_ns())
+    assert not cluster._groups["g"].commits
+
+
 def test_a_named_group_stays_gone_however_long_its_name_is() -> None:
     cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g" * 70,), records=False))
     there: Any = Cluster(offsets={("t", 0): 3})

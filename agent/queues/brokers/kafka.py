@@ -548,11 +548,11 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 "waits_for": self._transaction(key, offset, found),
                 "kept_s": None if isnan(kept_s) else kept_s,
             }
-        keys: dict[str, set[Key]] = {name: set() for name in self._groups}
+        keys: dict[str, set[Key]] = {name: set() for name, found in committed.items() if not isinstance(found, Failure)}
         for name, key in self._known:
             keys[name].add(key)
-        for name, group in self._groups.items():
-            group.keep(keys[name])
+        for name, its in keys.items():
+            self._groups[name].keep(its)
 
     def _retentions(
         self,
