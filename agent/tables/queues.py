@@ -103,7 +103,7 @@ DECLARED = (
             "s",
         ),
         f64("forecast_err_s", "error bound of drains_in_s or limit_in_s, 95 % confidence", "s"),
-        text("group_state", 16, "state of the consumer group (Kafka): stable rebalancing empty unknown"),
+        text("group_state", 16, "state of the consumer group (Kafka): stable rebalancing empty dead unknown"),
         i64("rebalances", "rebalances of the group since its first poll; several between two polls count once"),
         f64("lag_error_s", "error bound of lag_s; null if lag_s depends on another host's clock", "s"),
         enum(

@@ -797,8 +797,7 @@ def _named(group: KafkaGroup, key: Key | None = None) -> dict[str, object]:
     row: dict[str, object] = {
         "consumer_group": _shown(group.name),
         "consumers": group.members,
-        # Kafka says of each group that it does not describe, as of a share group, that it is dead.
-        "group_state": "unknown" if group.state == "dead" else group.state,
+        "group_state": group.state,
         "rebalances": group.rebalances,
     }
     if key is not None:
