@@ -19,7 +19,7 @@ from agent.errors import AgentError
 from agent.queues.brokers.rabbitmq import BROKER, TIMEOUT_S, RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from tests.servers.celery_pieces import Worker, application
-from tests.servers.polled import failed, poll, row_of, until_row
+from tests.servers.polled import failed, poll, row_of, until_row, until_rows
 from tests.servers.rabbitmq import Rabbit, client
 from tests.servers.rabbitmq_pieces import api_problems, rabbit, source
 
@@ -202,14 +202,22 @@ def test_a_stopped_a_dead_and_a_returned_node(rabbit: Rabbit) -> None:
     assert (row["status"], row["destination"], failed(row)) == (b"down", b"lasts", "no_answer")
     assert row["poll_ns"] >= TIMEOUT_S * 1e9
     until_row(queue, "lasts", "", lambda row: row["status"] != b"down")
+    rabbit.declare("lasts-quorum", "quorum")  # it is listed with the first statistics of its leader
+    both = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(rabbit.url + "&queues=lasts*")))
+    until_row(both, "lasts-quorum", "", lambda row: row["lag_messages"] == 0)
     rabbit.kill()
     row = until_row(queue, "lasts", "", lambda row: failed(row) == "refused")
     assert row["status"] == b"down"
+    poll(both)
     rabbit.start()
     row = until_row(queue, "lasts", "", lambda row: row["lag_messages"] == 5)
     assert row["status"] == b"ok"
     assert row["cluster"] == f"shop-{rabbit.port}".encode()
+    ends = time.monotonic() + 15
+    rows = until_rows(both, lambda rows: b"gone" in rows["status"] or time.monotonic() > ends)
+    assert b"gone" not in rows["status"] and set(rows["destination"]) == {b"lasts", b"lasts-quorum"}
     queue.close()
+    both.close()
 
 
 class Odd:

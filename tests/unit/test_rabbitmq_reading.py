@@ -99,6 +99,16 @@ class Played:
     def close(self) -> None:
         """Nothing is open."""
 
+    def without_it(self, seconds: int, *lines: str, deletions: int = 1) -> list[list[tuple[object, object]]]:
+        """Queues and their states at each second in which the node lists only another queue."""
+        other = f'{D}queue_messages_ready{{vhost="/",queue="other"}} 0'
+        self.text = "\n".join([other, f"{D}queues_deleted_total {deletions}", *lines, ""])
+        found = []
+        for _ in range(seconds):
+            self.second += 1
+            found.append([(row["destination"], row["status"]) for row in self.judged.poll()])
+        return found
+
     def second_of(self, ready: int, unacked: int = 0, consumers: int = 1, **channels: tuple[int, int, int, int]) -> Row:
         """channels: published, delivered, acknowledged, redelivered, of the channels that are open."""
         at = '{vhost="/",queue="q"}'
@@ -236,14 +246,27 @@ def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | Non
         node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbit@b"} 3\n')
     for _ in range(3):
         node.second_of(7)
-    node.text = f'{D}queue_messages_ready{{vhost="/",queue="other"}} 0\n'
-    late = []
-    for _ in range(15):
-        node.second += 1
-        late.append([(row["destination"], row["status"]) for row in node.judged.poll()])
+    late = node.without_it(15)
     assert late[5] == [(b"other", "ok")]  # its statistics may be late
     gone = not elsewhere if elsewhere is not None else not clustered
     assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if gone else [])]
+    assert node.second_of(7)["status"] == "ok"
+
+
+@pytest.mark.parametrize("why", ["deleted", "restarted", "its virtual host stopped", "another leader"])
+def test_a_queue_without_statistics_may_still_exist(why: str) -> None:
+    """A node that starts, or a virtual host that fails, lists no queue before it has recovered and has statistics.
+    Only the node's own count of deletions, of the time in which it was up, shows that a queue was deleted.
+    """
+    node = Played()
+    for _ in range(3):
+        node.second_of(7)
+    if why == "restarted":
+        node.node._unanswered = 1 << 20
+        node.node._down("refused")
+    stopped = ['rabbitmq_cluster_vhost_status{vhost="/"} 0'] if why == "its virtual host stopped" else []
+    late = node.without_it(15, *stopped, deletions=0 if why == "another leader" else 1)
+    assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if why == "deleted" else [])]
     assert node.second_of(7)["status"] == "ok"
 
 

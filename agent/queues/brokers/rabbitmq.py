@@ -87,7 +87,9 @@ _INFO, _HEAD, _CAPACITY = (
     f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp", "queue_consumer_capacity")
 )
 _IDENTITY = b"rabbitmq_identity_info"
-_CLOSED = f"{_DETAILED}channels_closed_total".encode()
+_CLOSED, _DELETED = (f"{_DETAILED}{name}_total".encode() for name in ("channels_closed", "queues_deleted"))
+#: 0 while a virtual host does not run on this node: then none of its queues is listed. Asked for if queues are missing.
+_VHOSTS, _RUNS = "vhost_status", b"rabbitmq_cluster_vhost_status"
 #: Counters -> the totals to which they add.
 _COUNTERS = {
     f"{_DETAILED}{prefix}_{name}".encode(): totals
@@ -108,7 +110,7 @@ _COUNTERS = {
         ),
     )
 }
-_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED))
+_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED, _DELETED, _RUNS))
 #: The labels that such a metric may have. A name that RabbitMQ 3.10 does not escape may look like more labels.
 _QUEUE = frozenset((b"vhost", b"queue"))
 _ANY = _QUEUE | {b"channel", b"queue_vhost", b"exchange_vhost", b"exchange", b"queue_type", b"membership"}
@@ -319,8 +321,9 @@ class _Queue:
 
 class _Answer:
     """An answer of ``/metrics/detailed``. known: labels of earlier ones. heads: times of first messages, None if
-    it was not asked for them. capacities: of consumers, 0 to 1. closed: channels that have closed. unread: lines that
-    cannot be read. Raises NotPrometheus.
+    it was not asked for them. capacities: of consumers, 0 to 1. closed, deleted: channels that have closed, and
+    queues that were deleted, since the node started. stopped: virtual hosts that do not run. unread: lines that cannot
+    be read. Raises NotPrometheus.
     """
 
     def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
@@ -332,6 +335,8 @@ class _Answer:
         self.heads: dict[Name, int] | None = None
         self.capacities: dict[Name, float] = {}
         self.closed: int | None = None
+        self.deleted = 0
+        self.stopped: set[bytes] = set()
         self.unread: list[bytes] = []
         identified = False
         for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS, known):
@@ -339,6 +344,10 @@ class _Answer:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
             elif sample.name == _CLOSED:
                 self.closed = whole_number(sample.value)
+            elif sample.name == _DELETED:
+                self.deleted = whole_number(sample.value) or 0
+            elif sample.name == _RUNS:
+                self.stopped |= {sample.labels.get(b"vhost", b"")} if sample.value == 0 else set()
             elif sample.name == _IDENTITY:
                 identified = True
                 self.cluster = sample.labels.get(b"rabbitmq_cluster", b"").decode(errors="replace")
@@ -390,7 +399,10 @@ class RabbitQueues(TimedQueue):
         self._queues: dict[Name, _Queue] = {}
         self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
         self._consumed = set[Name]()  # queues that have had a consumer, also if the node does not list them now
-        self._vanished: dict[Name, int] = {}  # queues that the node no longer lists, and since when
+        #: Queues that the node no longer lists, since when, and ``_deleted`` of the last poll that listed them.
+        self._vanished: dict[Name, tuple[int, int | None]] = {}
+        self._deleted: int | None = None  # queues of this node, since it started; None at first and after an outage
+        self._stopped: set[bytes] = set()  # virtual hosts
         self._clustered = False
         self._counters = _Counters()
         self._labels: dict[bytes, dict[bytes, bytes]] = {}
@@ -462,7 +474,7 @@ class RabbitQueues(TimedQueue):
         login = self._server.login()
         counting = self._counting = now_ns >= self._slow_until_ns and self._slow < _SLOW_POLLS
         asked_s, asked_ns = time.monotonic(), boot_ns()
-        families = (*_FAMILIES, *(self._families if counting else ()))
+        families = (*_FAMILIES, *((_VHOSTS,) if self._vanished else ()), *(self._families if counting else ()))
         try:
             answer = self._client.get(_detailed(*families), deadline_s, login=login)
         finally:
@@ -576,7 +588,8 @@ class RabbitQueues(TimedQueue):
         self._offset_lags = {
             name: its[_OFFSET_LAG] for name, its in parsed.gauges.items() if _OFFSET_LAG in its and name in wanted
         }
-        missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
+        missing = {**dict.fromkeys(self._queues, (now_ns, self._deleted)), **self._vanished}
+        self._deleted, self._stopped = parsed.deleted, parsed.stopped
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         consumed = self._consumed.union(*(other._consumed for other in others))
         self._queues = {
@@ -641,13 +654,13 @@ class RabbitQueues(TimedQueue):
         ]
 
     def _gone_rows(self, now_ns: int) -> list[Row]:
-        """Queues that were deleted. After a restart a node may list its queues late, and in a cluster another node may
-        lead one: whether it still exists is then known by the management API only.
+        """Queues that were deleted. In a cluster another node may lead one, and a node that has started lists none
+        before its first statistics: whether it still exists is then known by the management API only.
         """
-        for name, since_ns in list(self._vanished.items()):
+        for name, (since_ns, deleted) in list(self._vanished.items()):
             if now_ns - since_ns > STATISTICS_NS:
                 del self._vanished[name]
-                if not self._elsewhere(name, now_ns):
+                if not self._may_exist(name, deleted, now_ns):
                     self._consumed.discard(name)
                     self._gone.add(_key(name), "the queue was deleted", since_ns)
         listed = [_key(name) for name in self._queues]
@@ -656,13 +669,13 @@ class RabbitQueues(TimedQueue):
         _LEADERS.lead(self._cluster, listed, self, now_ns)
         return self._gone.rows(now_ns)
 
-    def _elsewhere(self, name: Name, now_ns: int) -> bool:
-        """Whether the cluster has, or may have, such a queue."""
-        if _LEADERS.elsewhere(self._cluster, _key(name), self, now_ns):
+    def _may_exist(self, name: Name, deleted: int | None, now_ns: int) -> bool:
+        """Whether the cluster has, or may have, such a queue. deleted: the node's deletions when it was last listed."""
+        if _LEADERS.elsewhere(self._cluster, _key(name), self, now_ns) or name[0] in self._stopped:
             return True
         its = self._management
         if its is None or its.problem or its.unseen([name]):
-            return bool(self._other_nodes)
+            return bool(self._other_nodes) or deleted is None or (self._deleted or 0) <= deleted
         return name in its.queues
 
     @property
@@ -773,6 +786,7 @@ class RabbitQueues(TimedQueue):
         self._unanswered = self._unanswered + 1 if failure == "no_answer" else UNANSWERED + 1
         if self._unanswered > UNANSWERED:
             self._counters.forget()
+            self._deleted, self._vanished = None, {}
             self._queues = {name: _Queue(*name, consumed=queue.consumed) for name, queue in self._queues.items()}
         self._seldom_ns = 0
         self._node, self._node_unknown = Asking(), ""
