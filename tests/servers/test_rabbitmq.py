@@ -69,6 +69,22 @@ def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
     queue.close()
 
 
+def test_a_worker_of_celery_that_holds_messages_of_two_queues(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
+    """Its prefetch is for both of them together."""
+    app = application(rabbit.amqp)
+    url = RabbitUrl.parse(rabbit.with_management + "&queues=both-*")
+    queue = Judged("rabbitmq", RabbitQueues(url, timeout_s=20))
+    worker(processes=2, queues="both-a,both-b")
+    app.send_task("late", (600,), queue="both-b")
+    until_row(queue, "both-b", "", lambda row: row["pending"] == 1)
+    for _ in range(8):
+        app.send_task("late", (600,), queue="both-a")
+    full = b"7 undelivered; prefetch exhausted: 2 of 2"
+    row = until_row(queue, "both-a", "", lambda row: row["reason"].endswith(full), 60)
+    assert (row["status"], row["pending"]) == (b"stalled", 1)
+    queue.close()
+
+
 def test_a_retry_of_celery_waits_in_the_worker(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
     """A retry is a new message for RabbitMQ: one that was published and delivered, never one that was redelivered."""
     app, queue = application(rabbit.amqp), source(rabbit.url + "&queues=retries-of-celery")

@@ -438,6 +438,27 @@ def test_consumers_of_a_queue_and_how_much_they_may_hold(
     assert (its.addresses, its.limit) == (addresses, limit)
 
 
+def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
+    """As of a worker of Celery with several queues. Who holds the messages of `other` is not known."""
+    node = RabbitQueues(RabbitUrl("127.0.0.1"))
+    node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    of = {"a": ("shared",), "b": ("shared",), "own": ("c (1)",), "other": ("shared", "c (1)")}
+    its = [_consumer(queue, channel, 1, 4 if queue == "own" else 0) for queue, on in of.items() for channel in on]
+    channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "c (1)", "global_prefetch_count": 3}]
+    management.consumers = queue_consumers(its, channels)
+    figures = {"ready": 7, "unacked": 2}
+    lines = [f'{D}queue_messages_{name}{{vhost="/",queue="{q}"}} {n}' for q in of for name, n in figures.items()]
+    lines += [f'{D}queue_consumers{{vhost="/",queue="{queue}"}} 1' for queue in of]
+    node._read("\n".join([*lines, ""]).encode(), S)
+    rows = {queue.name.decode(): node._row(queue, S) for queue in node._queues.values()}
+    assert {name: (row["prefetch"], row["beside"]) for name, row in rows.items()} == {
+        "a": (5, 2),
+        "b": (5, 2),
+        "own": (4, None),
+        "other": (8, 6),
+    }
+
+
 def test_the_port_is_that_of_the_node_that_answers() -> None:
     listeners = [{"node": node, "protocol": "amqp", "port": port} for node, port in (("a", 5673), ("b", 5672))]
     assert [amqp_port({"node": node, "listeners": listeners}) for node in "ab"] == [5673, 5672]

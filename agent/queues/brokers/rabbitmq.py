@@ -38,7 +38,7 @@ from agent.queues.listing import listed
 from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
-from agent.queues.rabbitmq_management import Management
+from agent.queues.rabbitmq_management import Management, QueueConsumers
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -705,6 +705,7 @@ class RabbitQueues(TimedQueue):
         its = None if self._management is None else self._management.consumers.get(name)
         if its is not None and consumers:  # these are asked for less often
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
+            row["beside"] = self._beside(name, its) if ready and its.limit and its.shared else None
         if counting:
             row |= {
                 "added": queue.totals.published if known_in and not refuses else None,
@@ -731,6 +732,14 @@ class RabbitQueues(TimedQueue):
         if not age.close:
             row["inexact_reason"] = f"age: {age.text()}; {_BY_COUNTS}"
         return row | ({"oldest_undelivered_s": head_s} if age.close or not isnan(head_s) else {})
+
+    def _beside(self, name: Name, its: QueueConsumers) -> int:
+        """How many messages its consumers hold of queues that no other channel consumes: they share its limit."""
+        found = self._management.consumers.items() if self._management is not None else ()
+        others = [
+            other for other, theirs in found if other != name and theirs.channels and theirs.channels <= its.channels
+        ]
+        return sum(self._queues[other].gauges.get(_UNACKED, 0) for other in others if other in self._queues)
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
