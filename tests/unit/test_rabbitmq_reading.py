@@ -4,6 +4,7 @@ history of arrivals.
 
 from __future__ import annotations
 
+import json
 from math import isnan
 from typing import Any
 
@@ -273,7 +274,7 @@ def test_a_queue_without_statistics_may_still_exist(why: str) -> None:
 def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() -> None:
     down, leader = Played(), Played()
     for node in (down, leader):
-        node.node._cluster = "c"
+        node.node._identity = "c"
         node.second = boot_ns() // S - 1
     down.second_of(7)
     assert [row.get("destination") for row in down.node._down("refused")] == [b"q"]
@@ -281,9 +282,27 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
-def told(cluster: str, *lines: str) -> bytes:
+def told(cluster: str, *lines: str, its_id: str = "") -> bytes:
     """What a node of a cluster answers."""
-    return "\n".join([f'rabbitmq_identity_info{{rabbitmq_cluster="{cluster}"}} 1', *lines, ""]).encode()
+    labels = f'rabbitmq_cluster="{cluster}",rabbitmq_cluster_permanent_id="{its_id}"'
+    return "\n".join([f"rabbitmq_identity_info{{{labels}}} 1", *lines, ""]).encode()
+
+
+@pytest.mark.parametrize("ids", ["xx", "xy"])
+def test_two_clusters_with_one_name_are_not_added_up(ids: str) -> None:
+    """As of brokers in containers whose host has one name: rabbit@rabbit."""
+    nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}")) for host in "ab"]
+    at = '{vhost="/",queue="q"}'
+    try:
+        for second in range(1, 4):
+            for node, its_id in zip(nodes, ids, strict=True):
+                lines = f"{D}queue_messages_ready{at} 0", f"{D}queue_messages_published_total{at} {5 * second}"
+                node._read(told("rabbit@rabbit", *lines, its_id=its_id), second * S)
+        (queue,) = nodes[1]._queues.values()
+        assert queue.totals.published == (20 if ids == "xx" else 10)
+    finally:
+        for node in nodes:
+            node.close()
 
 
 def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_node() -> None:
@@ -378,6 +397,33 @@ def test_alarms_are_unknown_while_their_metrics_cannot_be_read(monkeypatch: pyte
         assert "other nodes may count" in str(queue["inexact_reason"])
         assert str(problem["reason"]).startswith("alarms are unknown: /metrics: no answer in time")
         assert answers.asked < 12  # less and less often
+    finally:
+        node.close()
+
+
+def test_a_virtual_host_is_hidden_only_if_it_was_there_when_the_api_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API is asked for queues every 5 s; the first queue of a virtual host may be newer."""
+    now_ns = 10 * S
+    monkeypatch.setattr(rabbitmq, "boot_ns", lambda: now_ns)
+    node = RabbitQueues(RabbitUrl.parse("http://127.0.0.1?management=1&amqp=2"))
+    metrics = Canned({"/metrics/detailed": b"", "/metrics": b"rabbitmq_connections 0\n"})
+    api = Canned({"/api/queues": b"", "/api/consumers": b"[]"})
+    assert node._management is not None
+    node._client, node._management._client = metrics, api  # type: ignore[assignment]
+
+    def hidden(there: list[str], shown: list[str]) -> bool:
+        nonlocal now_ns
+        lines = [f'{D}queue_messages_ready{{vhost="{vhost}",queue="q"}} 7' for vhost in there]
+        metrics.answers["/metrics/detailed"] = told("alone", *lines)
+        api.answers["/api/queues"] = json.dumps([{"vhost": vhost, "name": "q"} for vhost in shown]).encode()
+        rows = node.poll()
+        now_ns += S
+        return any("no permission for virtual host" in str(row.get("reason")) for row in rows)
+
+    try:
+        assert not hidden(["a"], ["a"])
+        assert not any(hidden(["a", "b"], ["a", "b"]) for _ in range(12))
+        assert any(hidden(["a", "b", "c"], ["a", "b"]) for _ in range(12))
     finally:
         node.close()
 

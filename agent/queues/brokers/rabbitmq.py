@@ -59,7 +59,7 @@ BOUNDS = (
 )
 
 _LEADERS = Leaders()
-_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by cluster
+_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by the identity of their cluster
 _DETAILED = "rabbitmq_detailed_"
 _FAMILIES = (
     *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
@@ -87,6 +87,8 @@ _INFO, _HEAD, _CAPACITY = (
     f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp", "queue_consumer_capacity")
 )
 _IDENTITY = b"rabbitmq_identity_info"
+#: Two clusters may have one name, as brokers in containers with one host name have by default.
+_IDENTITY_LABELS = b"rabbitmq_cluster", b"rabbitmq_cluster_permanent_id"
 _CLOSED, _DELETED = (f"{_DETAILED}{name}_total".encode() for name in ("channels_closed", "queues_deleted"))
 #: 0 while a virtual host does not run on this node: then none of its queues is listed. Asked for if queues are missing.
 _VHOSTS, _RUNS = "vhost_status", b"rabbitmq_cluster_vhost_status"
@@ -328,7 +330,7 @@ class _Answer:
 
     def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
         self.node: dict[str, object] = {}
-        self.cluster = ""
+        self.cluster = self.identity = ""
         self.gauges: dict[Name, dict[str, int]] = {}
         self.counted: list[tuple[Name, MetricSample, int]] = []
         self.streams: set[Name] = set()
@@ -350,7 +352,8 @@ class _Answer:
                 self.stopped |= {sample.labels.get(b"vhost", b"")} if sample.value == 0 else set()
             elif sample.name == _IDENTITY:
                 identified = True
-                self.cluster = sample.labels.get(b"rabbitmq_cluster", b"").decode(errors="replace")
+                named, its_id = (sample.labels.get(name, b"").decode(errors="replace") for name in _IDENTITY_LABELS)
+                self.cluster, self.identity = named, f"{named} {its_id}".strip()
             else:
                 self._take(sample)
         if self.unread and not identified:
@@ -397,6 +400,7 @@ class RabbitQueues(TimedQueue):
             None if url.management is None else Management(url.client(self._server, url.management), url.amqp is None)
         )
         self._queues: dict[Name, _Queue] = {}
+        self._hidden = ""  # what the API does not show of the queues that there were when it was asked
         self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
         self._consumed = set[Name]()  # queues that have had a consumer, also if the node does not list them now
         #: Queues that the node no longer lists, since when, and ``_deleted`` of the last poll that listed them.
@@ -414,6 +418,7 @@ class RabbitQueues(TimedQueue):
         self._offset_lags: dict[Name, int] = {}  # of streams
         self._refusal = ""
         self._cluster: str | None = None
+        self._identity = ""  # of the cluster
         self._version = ""
         self._timers: list[QueueTimer] | None = None
         #: For alarms, connections and whether there are other nodes. A node that reports metrics of each object
@@ -493,8 +498,11 @@ class RabbitQueues(TimedQueue):
         if now_ns < self._slow_until_ns:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
+            before = self._management.queues
             self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
-            if problem := self._management.problem or self._management.unseen(self._queues):
+            if self._management.queues is not before:
+                self._hidden = self._management.unseen(self._queues)
+            if problem := self._management.problem or self._hidden:
                 problems.append((b"", f"management API: {problem}"))
             self._timers = [one for queue in self._queues.values() for one in self._due(queue, self._management)]
             if self._management.problem and not self._management.queues:
@@ -572,9 +580,9 @@ class RabbitQueues(TimedQueue):
         values, and problems by the queue that they are about. Raises NotPrometheus.
         """
         parsed = _Answer(answer, self._labels)
-        if parsed.cluster and parsed.cluster != self._cluster:
+        if parsed.cluster and parsed.identity != self._identity:
             self._leave()
-            self._cluster = parsed.cluster
+            self._cluster, self._identity = parsed.cluster, parsed.identity
         patterns = self._server.url.queues
         listed = sorted(
             name for name, its in parsed.gauges.items() if _READY in its and is_chosen(text_of(name), patterns)
@@ -612,20 +620,20 @@ class RabbitQueues(TimedQueue):
 
     def _others(self) -> list[RabbitQueues]:
         """The other nodes of the cluster, as far as the settings name them."""
-        if not self._cluster:
+        if not self._identity:
             return []
-        nodes = _NODES.setdefault(self._cluster, [])
+        nodes = _NODES.setdefault(self._identity, [])
         if self not in nodes:
             nodes.append(self)
         return [node for node in list(nodes) if node is not self]
 
     def _leave(self) -> None:
         """The other nodes of the cluster no longer use this one's counts."""
-        nodes = _NODES.get(self._cluster or "", [])
+        nodes = _NODES.get(self._identity, [])
         if self in nodes:
             nodes.remove(self)
             if not nodes:
-                del _NODES[self._cluster or ""]
+                del _NODES[self._identity]
 
     def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
         """Of all nodes: those of the others as of their last polls."""
@@ -666,12 +674,12 @@ class RabbitQueues(TimedQueue):
         listed = [_key(name) for name in self._queues]
         for key in listed:
             self._gone.back(key)
-        _LEADERS.lead(self._cluster, listed, self, now_ns)
+        _LEADERS.lead(self._identity, listed, self, now_ns)
         return self._gone.rows(now_ns)
 
     def _may_exist(self, name: Name, deleted: int | None, now_ns: int) -> bool:
         """Whether the cluster has, or may have, such a queue. deleted: the node's deletions when it was last listed."""
-        if _LEADERS.elsewhere(self._cluster, _key(name), self, now_ns) or name[0] in self._stopped:
+        if _LEADERS.elsewhere(self._identity, _key(name), self, now_ns) or name[0] in self._stopped:
             return True
         its = self._management
         if its is None or its.problem or its.unseen([name]):
@@ -803,7 +811,7 @@ class RabbitQueues(TimedQueue):
         self._capacities, self._offset_lags = {}, {}
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         now_ns = boot_ns()
-        known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
+        known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._identity, key, self, now_ns)]
         return [{**row, "destination": name} for (name,) in known] or [row]
 
 
