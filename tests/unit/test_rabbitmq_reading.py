@@ -271,6 +271,19 @@ def test_a_queue_without_statistics_may_still_exist(why: str) -> None:
     assert node.second_of(7)["status"] == "ok"
 
 
+def test_the_api_of_a_node_that_has_started_decides_once_it_answers() -> None:
+    """The node has lost its data: it has counted no deletion."""
+    node = Played()
+    node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    management.queues = about_queues([{"vhost": "/", "name": name} for name in ("other", "q")])
+    for _ in range(3):
+        node.second_of(7)
+    management._problems[False] = "Connection refused"
+    assert node.without_it(15, deletions=0)[-1] == [(b"other", "ok")]
+    management._problems[False], management.queues = "", about_queues([{"vhost": "/", "name": "other"}])
+    assert node.without_it(2, deletions=0)[-1] == [(b"other", "ok"), (b"q", "gone")]
+
+
 def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() -> None:
     down, leader = Played(), Played()
     for node in (down, leader):

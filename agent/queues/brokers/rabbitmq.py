@@ -38,7 +38,7 @@ from agent.queues.listing import listed
 from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
-from agent.queues.rabbitmq_management import Management, QueueConsumers
+from agent.queues.rabbitmq_management import RETRY_NS, Management, QueueConsumers
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -665,8 +665,10 @@ class RabbitQueues(TimedQueue):
         """Queues that were deleted. In a cluster another node may lead one, and a node that has started lists none
         before its first statistics: whether it still exists is then known by the management API only.
         """
+        unasked = self._management is not None and self._management.problem
+        wait_ns = STATISTICS_NS + (2 * RETRY_NS if unasked else 0)  # its port opens after that of the metrics
         for name, (since_ns, deleted) in list(self._vanished.items()):
-            if now_ns - since_ns > STATISTICS_NS:
+            if now_ns - since_ns > wait_ns:
                 del self._vanished[name]
                 if not self._may_exist(name, deleted, now_ns):
                     self._consumed.discard(name)
