@@ -722,7 +722,7 @@ class CeleryQueues(RedisServer):
         many they have at least: those of the queues that no other worker reads. A worker's limit grows with each task
         that waits for a set time in it: then it is left out, and where a limit is not known.
         """
-        workers = self._bus.workers.values() if self._bus is not None else ()
+        workers = list(self._bus.workers.values()) if self._bus is not None else []
         by_readers: dict[frozenset[str], list[_Queue]] = {}
         for queue in self._queues.values():
             name = queue.name.decode(errors="replace")

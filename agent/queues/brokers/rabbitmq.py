@@ -745,11 +745,10 @@ class RabbitQueues(TimedQueue):
 
     def _beside(self, name: Name, its: QueueConsumers) -> int:
         """How many messages its consumers hold of queues that no other channel consumes: they share its limit."""
-        found = self._management.consumers.items() if self._management is not None else ()
-        others = [
-            other for other, theirs in found if other != name and theirs.channels and theirs.channels <= its.channels
-        ]
-        return sum(self._queues[other].gauges.get(_UNACKED, 0) for other in others if other in self._queues)
+        consumers = self._management.consumers if self._management is not None else {}
+        others = consumers.keys() & self._queues.keys() - {name}
+        those = [one for one in others if (on := consumers[one].channels) and on <= its.channels]
+        return sum(self._queues[one].gauges.get(_UNACKED, 0) for one in those)
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
