@@ -318,6 +318,25 @@ def test_two_clusters_with_one_name_are_not_added_up(ids: str) -> None:
             node.close()
 
 
+def test_a_node_that_leaves_its_cluster_takes_back_no_deliveries() -> None:
+    nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}")) for host in "ab"]
+    at = 'vhost="/",queue="q"'
+    ready = f"{D}queue_messages_ready{{{at}}} 7"
+    try:
+        nodes[0]._read(told("c", ready), 0)
+        for second, again in ((1, 5), (2, 16)):
+            nodes[1]._read(told("c", f'{D}channel_messages_redelivered_total{{channel="x",{at}}} {again}'), second * S)
+            nodes[0]._read(told("c", ready), second * S)
+        (queue,) = nodes[0]._queues.values()
+        assert queue.totals.redelivered == 11
+        nodes[1]._read(told("another"), 3 * S)
+        nodes[0]._read(told("c", ready), 3 * S)
+        assert (queue.totals.redelivered, queue.redelivered) == (0, 0)
+    finally:
+        for node in nodes:
+            node.close()
+
+
 def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_node() -> None:
     """Rows of one queue and one cluster replace each other, so the leader's must be the only one."""
     nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}?queues=orders,none")) for host in "ab"]

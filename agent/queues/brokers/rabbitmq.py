@@ -258,7 +258,8 @@ class _Queue:
             self.seen = replace(totals)
             if self.gauges:  # the first statistics may be old
                 self._balance(gauges, totals, before)
-        self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
+        # The totals fall if another node leaves the cluster.
+        self.redelivered = max(0, totals.redelivered - before.redelivered) if self.gauges else 0
         statistic = gauges.get(_READY) if gauges != self.gauges else None
         self.gauges, self.totals = gauges, replace(totals)
         self.consumed |= bool(gauges.get(_HAS_CONSUMERS))
