@@ -45,11 +45,14 @@ class AboutQueue(NamedTuple):
 @dataclass
 class QueueConsumers:
     """Of one queue. addresses: the consumers' ``ip:port`` as the node sees them, at most 64. limit: how many messages
-    they may have unacknowledged; None: without a limit, or not known.
+    they may have unacknowledged; None: without a limit, or not known. channels: theirs; shared: whether all limits are
+    those of channels, and thus also of other queues.
     """
 
     addresses: list[str] = field(default_factory=list)
     limit: int | None = 0
+    channels: set[object] = field(default_factory=set)
+    shared: bool = True
 
 
 class Management:
@@ -197,6 +200,8 @@ def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumer
         if one.get("activity_status") == "waiting":
             continue
         limit = _number(one.get("prefetch_count"))
+        its.channels.add(where if isinstance(where, str) else None)
+        its.shared &= not limit
         if not limit and isinstance(where, str):
             limit = shared.get(where)
             if limit and (name, where) in counted:

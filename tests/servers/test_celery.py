@@ -278,6 +278,22 @@ def test_a_worker_that_holds_all_that_it_may(redis: Redis, worker: Callable[...,
     queue.close()
 
 
+def test_workers_of_different_queues_that_hold_all_that_they_may(redis: Redis, worker: Callable[..., Worker]) -> None:
+    """One reads only `celery`, the other `mail`, too: together they hold five, of both queues."""
+    app, queue = application(redis.url), watch(redis.url, "?workers=true")
+    worker(processes=3, queues="celery,mail")
+    for _ in range(2):
+        app.send_task("late", (LONG_S,), queue="mail")
+    unacked(redis, 2)
+    worker(processes=2, queues="celery")
+    for _ in range(10):
+        app.send_task("late", (LONG_S,))
+    unacked(redis, 5)
+    stalled = until(lambda: (now := row(queue))["status"] == b"stalled" and now)
+    assert stalled["reason"].endswith(b"7 undelivered; prefetch exhausted: 5 of 5")
+    queue.close()
+
+
 def test_a_worker_that_is_slower_than_the_arrivals_and_then_a_producer_that_is_idle(
     redis: Redis, worker: Callable[..., Worker]
 ) -> None:

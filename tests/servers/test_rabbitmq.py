@@ -19,7 +19,7 @@ from agent.errors import AgentError
 from agent.queues.brokers.rabbitmq import BROKER, TIMEOUT_S, RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from tests.servers.celery_pieces import Worker, application
-from tests.servers.polled import failed, poll, row_of, until_row
+from tests.servers.polled import failed, poll, row_of, until_row, until_rows
 from tests.servers.rabbitmq import Rabbit, client
 from tests.servers.rabbitmq_pieces import api_problems, rabbit, source
 
@@ -66,6 +66,22 @@ def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
     until_row(queue, name, "", lambda row: row["redelivered"] > 0)
     until_row(queue, name, "", lambda row: len(again.did("begin")) == 2)
     assert set(again.did("begin")) & set(its.did("begin")) == (set(its.did("begin")) if task == "late" else set())
+    queue.close()
+
+
+def test_a_worker_of_celery_that_holds_messages_of_two_queues(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
+    """Its prefetch is for both of them together."""
+    app = application(rabbit.amqp)
+    url = RabbitUrl.parse(rabbit.with_management + "&queues=both-*")
+    queue = Judged("rabbitmq", RabbitQueues(url, timeout_s=20))
+    worker(processes=2, queues="both-a,both-b")
+    app.send_task("late", (600,), queue="both-b")
+    until_row(queue, "both-b", "", lambda row: row["pending"] == 1)
+    for _ in range(8):
+        app.send_task("late", (600,), queue="both-a")
+    full = b"7 undelivered; prefetch exhausted: 2 of 2"
+    row = until_row(queue, "both-a", "", lambda row: row["reason"].endswith(full), 60)
+    assert (row["status"], row["pending"]) == (b"stalled", 1)
     queue.close()
 
 
@@ -202,14 +218,22 @@ def test_a_stopped_a_dead_and_a_returned_node(rabbit: Rabbit) -> None:
     assert (row["status"], row["destination"], failed(row)) == (b"down", b"lasts", "no_answer")
     assert row["poll_ns"] >= TIMEOUT_S * 1e9
     until_row(queue, "lasts", "", lambda row: row["status"] != b"down")
+    rabbit.declare("lasts-quorum", "quorum")  # it is listed with the first statistics of its leader
+    both = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(rabbit.url + "&queues=lasts*")))
+    until_row(both, "lasts-quorum", "", lambda row: row["lag_messages"] == 0)
     rabbit.kill()
     row = until_row(queue, "lasts", "", lambda row: failed(row) == "refused")
     assert row["status"] == b"down"
+    poll(both)
     rabbit.start()
     row = until_row(queue, "lasts", "", lambda row: row["lag_messages"] == 5)
     assert row["status"] == b"ok"
     assert row["cluster"] == f"shop-{rabbit.port}".encode()
+    ends = time.monotonic() + 15
+    rows = until_rows(both, lambda rows: b"gone" in rows["status"] or time.monotonic() > ends)
+    assert b"gone" not in rows["status"] and set(rows["destination"]) == {b"lasts", b"lasts-quorum"}
     queue.close()
+    both.close()
 
 
 class Odd:

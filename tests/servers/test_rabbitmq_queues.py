@@ -212,6 +212,18 @@ def test_a_purged_queue_is_not_read_and_a_deleted_one_is_gone(rabbit: Rabbit) ->
     queue.close()
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+def test_a_queue_of_each_type_that_was_deleted_is_gone(rabbit: Rabbit, kind: str) -> None:
+    """The node counts each deletion, without the management API."""
+    rabbit.declare(f"ends-{kind}", kind)
+    queue = source(rabbit.url + f"&queues=ends-{kind}")
+    until_row(queue, f"ends-{kind}", "", lambda row: row["consumers"] == 0)
+    with rabbit.connect() as connection:
+        connection.channel().queue_delete(f"ends-{kind}")
+    until_row(queue, f"ends-{kind}", "", lambda row: row["status"] == b"gone")
+    queue.close()
+
+
 def test_age_of_the_first_message_that_has_a_time(rabbit: Rabbit) -> None:
     rabbit.declare("dated")
     rabbit.publish("dated", 3, timestamp=int(time.time()) - 60)

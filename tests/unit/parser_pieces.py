@@ -386,7 +386,8 @@ _METRICS = (
     b'rabbitmq_detailed_queue_messages_published_total{channel="<0.1.0>",queue_vhost="/",queue="orders"} 9\n',
     b'rabbitmq_detailed_queue_info{vhost="/",queue="s",queue_type="rabbit_stream_queue"} 1\n',
     b'rabbitmq_detailed_queue_head_message_timestamp{vhost="/",queue="orders"} 1700000000\n',
-    b'rabbitmq_identity_info{rabbitmq_cluster="shop"} 1\n',
+    b'rabbitmq_identity_info{rabbitmq_cluster="shop",rabbitmq_cluster_permanent_id="7"} 1\n',
+    b'rabbitmq_detailed_queues_deleted_total{node="a"} 3\nrabbitmq_cluster_vhost_status{vhost="/"} 0\n',
     b"rabbitmq_detailed_process_resident_memory_bytes 1e99\nother -Inf\nother{} NaN\n\n",
 )
 

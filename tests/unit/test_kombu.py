@@ -193,9 +193,12 @@ def test_the_channel_of_the_control_bus(query: str, channel: bytes) -> None:
     [
         ({"w1": "ab", "w2": "ab", "w3": "c"}, None, {"prefetch": 7, "beside": 2}),
         ({"w1": "a", "w2": "a", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
-        ({"w1": "ab", "w2": "a", "w3": "b"}, None, {}),  # which of them holds what is not known
-        ({"w1": "ab", "w2": "ab", "w3": "b"}, None, {}),
-        ({"w1": "ax"}, None, {}),  # a queue that is not watched
+        # w1 may also hold messages of b, but which of them is not known
+        ({"w1": "ab", "w2": "a", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
+        ({"w1": "ab", "w2": "ab", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
+        ({"w1": "ab", "w2": "a"}, None, {"prefetch": 7, "beside": 2}),  # those of b are of w1
+        ({"w1": "a", "w2": "c"}, None, {"prefetch": 4, "beside": 0}),  # nobody reads b now
+        ({"w1": "ax"}, None, {"prefetch": 4, "beside": 0}),  # a queue that is not watched
         ({"w1": "ab"}, 9.0, {}),
         ({"w3": "b"}, None, {}),
     ],

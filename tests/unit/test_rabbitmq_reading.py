@@ -4,6 +4,7 @@ history of arrivals.
 
 from __future__ import annotations
 
+import json
 from math import isnan
 from typing import Any
 
@@ -98,6 +99,16 @@ class Played:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def without_it(self, seconds: int, *lines: str, deletions: int = 1) -> list[list[tuple[object, object]]]:
+        """Queues and their states at each second in which the node lists only another queue."""
+        other = f'{D}queue_messages_ready{{vhost="/",queue="other"}} 0'
+        self.text = "\n".join([other, f"{D}queues_deleted_total {deletions}", *lines, ""])
+        found = []
+        for _ in range(seconds):
+            self.second += 1
+            found.append([(row["destination"], row["status"]) for row in self.judged.poll()])
+        return found
 
     def second_of(self, ready: int, unacked: int = 0, consumers: int = 1, **channels: tuple[int, int, int, int]) -> Row:
         """channels: published, delivered, acknowledged, redelivered, of the channels that are open."""
@@ -236,21 +247,47 @@ def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | Non
         node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbit@b"} 3\n')
     for _ in range(3):
         node.second_of(7)
-    node.text = f'{D}queue_messages_ready{{vhost="/",queue="other"}} 0\n'
-    late = []
-    for _ in range(15):
-        node.second += 1
-        late.append([(row["destination"], row["status"]) for row in node.judged.poll()])
+    late = node.without_it(15)
     assert late[5] == [(b"other", "ok")]  # its statistics may be late
     gone = not elsewhere if elsewhere is not None else not clustered
     assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if gone else [])]
     assert node.second_of(7)["status"] == "ok"
 
 
+@pytest.mark.parametrize("why", ["deleted", "restarted", "its virtual host stopped", "another leader"])
+def test_a_queue_without_statistics_may_still_exist(why: str) -> None:
+    """A node that starts, or a virtual host that fails, lists no queue before it has recovered and has statistics.
+    Only the node's own count of deletions, of the time in which it was up, shows that a queue was deleted.
+    """
+    node = Played()
+    for _ in range(3):
+        node.second_of(7)
+    if why == "restarted":
+        node.node._unanswered = 1 << 20
+        node.node._down("refused")
+    stopped = ['rabbitmq_cluster_vhost_status{vhost="/"} 0'] if why == "its virtual host stopped" else []
+    late = node.without_it(15, *stopped, deletions=0 if why == "another leader" else 1)
+    assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if why == "deleted" else [])]
+    assert node.second_of(7)["status"] == "ok"
+
+
+def test_the_api_of_a_node_that_has_started_decides_once_it_answers() -> None:
+    """The node has lost its data: it has counted no deletion."""
+    node = Played()
+    node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    management.queues = about_queues([{"vhost": "/", "name": name} for name in ("other", "q")])
+    for _ in range(3):
+        node.second_of(7)
+    management._problems[False] = "Connection refused"
+    assert node.without_it(15, deletions=0)[-1] == [(b"other", "ok")]
+    management._problems[False], management.queues = "", about_queues([{"vhost": "/", "name": "other"}])
+    assert node.without_it(2, deletions=0)[-1] == [(b"other", "ok"), (b"q", "gone")]
+
+
 def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() -> None:
     down, leader = Played(), Played()
     for node in (down, leader):
-        node.node._cluster = "c"
+        node.node._identity = "c"
         node.second = boot_ns() // S - 1
     down.second_of(7)
     assert [row.get("destination") for row in down.node._down("refused")] == [b"q"]
@@ -258,9 +295,46 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
-def told(cluster: str, *lines: str) -> bytes:
+def told(cluster: str, *lines: str, its_id: str = "") -> bytes:
     """What a node of a cluster answers."""
-    return "\n".join([f'rabbitmq_identity_info{{rabbitmq_cluster="{cluster}"}} 1', *lines, ""]).encode()
+    labels = f'rabbitmq_cluster="{cluster}",rabbitmq_cluster_permanent_id="{its_id}"'
+    return "\n".join([f"rabbitmq_identity_info{{{labels}}} 1", *lines, ""]).encode()
+
+
+@pytest.mark.parametrize("ids", ["xx", "xy"])
+def test_two_clusters_with_one_name_are_not_added_up(ids: str) -> None:
+    """As of brokers in containers whose host has one name: rabbit@rabbit."""
+    nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}")) for host in "ab"]
+    at = '{vhost="/",queue="q"}'
+    try:
+        for second in range(1, 4):
+            for node, its_id in zip(nodes, ids, strict=True):
+                lines = f"{D}queue_messages_ready{at} 0", f"{D}queue_messages_published_total{at} {5 * second}"
+                node._read(told("rabbit@rabbit", *lines, its_id=its_id), second * S)
+        (queue,) = nodes[1]._queues.values()
+        assert queue.totals.published == (20 if ids == "xx" else 10)
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def test_a_node_that_leaves_its_cluster_takes_back_no_deliveries() -> None:
+    nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}")) for host in "ab"]
+    at = 'vhost="/",queue="q"'
+    ready = f"{D}queue_messages_ready{{{at}}} 7"
+    try:
+        nodes[0]._read(told("c", ready), 0)
+        for second, again in ((1, 5), (2, 16)):
+            nodes[1]._read(told("c", f'{D}channel_messages_redelivered_total{{channel="x",{at}}} {again}'), second * S)
+            nodes[0]._read(told("c", ready), second * S)
+        (queue,) = nodes[0]._queues.values()
+        assert queue.totals.redelivered == 11
+        nodes[1]._read(told("another"), 3 * S)
+        nodes[0]._read(told("c", ready), 3 * S)
+        assert (queue.totals.redelivered, queue.redelivered) == (0, 0)
+    finally:
+        for node in nodes:
+            node.close()
 
 
 def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_node() -> None:
@@ -359,6 +433,33 @@ def test_alarms_are_unknown_while_their_metrics_cannot_be_read(monkeypatch: pyte
         node.close()
 
 
+def test_a_virtual_host_is_hidden_only_if_it_was_there_when_the_api_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API is asked for queues every 5 s; the first queue of a virtual host may be newer."""
+    now_ns = 10 * S
+    monkeypatch.setattr(rabbitmq, "boot_ns", lambda: now_ns)
+    node = RabbitQueues(RabbitUrl.parse("http://127.0.0.1?management=1&amqp=2"))
+    metrics = Canned({"/metrics/detailed": b"", "/metrics": b"rabbitmq_connections 0\n"})
+    api = Canned({"/api/queues": b"", "/api/consumers": b"[]"})
+    assert node._management is not None
+    node._client, node._management._client = metrics, api  # type: ignore[assignment]
+
+    def hidden(there: list[str], shown: list[str]) -> bool:
+        nonlocal now_ns
+        lines = [f'{D}queue_messages_ready{{vhost="{vhost}",queue="q"}} 7' for vhost in there]
+        metrics.answers["/metrics/detailed"] = told("alone", *lines)
+        api.answers["/api/queues"] = json.dumps([{"vhost": vhost, "name": "q"} for vhost in shown]).encode()
+        rows = node.poll()
+        now_ns += S
+        return any("no permission for virtual host" in str(row.get("reason")) for row in rows)
+
+    try:
+        assert not hidden(["a"], ["a"])
+        assert not any(hidden(["a", "b"], ["a", "b"]) for _ in range(12))
+        assert any(hidden(["a", "b", "c"], ["a", "b"]) for _ in range(12))
+    finally:
+        node.close()
+
+
 def test_nothing_is_kept_of_clusters_and_queues_that_a_server_names_anew_at_each_poll() -> None:
     """A cluster's name, and its queues', come from the server."""
     node, leaders = RabbitQueues(RabbitUrl("127.0.0.1")), Leaders()
@@ -413,6 +514,27 @@ def test_consumers_of_a_queue_and_how_much_they_may_hold(
     channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "b (1)", "global_prefetch_count": 0}, None]
     its = queue_consumers(consumers, channels)[b"/", b"q"]
     assert (its.addresses, its.limit) == (addresses, limit)
+
+
+def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
+    """As of a worker of Celery with several queues. Who holds the messages of `other` is not known."""
+    node = RabbitQueues(RabbitUrl("127.0.0.1"))
+    node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    of = {"a": ("shared",), "b": ("shared",), "own": ("c (1)",), "other": ("shared", "c (1)")}
+    its = [_consumer(queue, channel, 1, 4 if queue == "own" else 0) for queue, on in of.items() for channel in on]
+    channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "c (1)", "global_prefetch_count": 3}]
+    management.consumers = queue_consumers(its, channels)
+    figures = {"ready": 7, "unacked": 2}
+    lines = [f'{D}queue_messages_{name}{{vhost="/",queue="{q}"}} {n}' for q in of for name, n in figures.items()]
+    lines += [f'{D}queue_consumers{{vhost="/",queue="{queue}"}} 1' for queue in of]
+    node._read("\n".join([*lines, ""]).encode(), S)
+    rows = {queue.name.decode(): node._row(queue, S) for queue in node._queues.values()}
+    assert {name: (row["prefetch"], row["beside"]) for name, row in rows.items()} == {
+        "a": (5, 2),
+        "b": (5, 2),
+        "own": (4, None),
+        "other": (8, 6),
+    }
 
 
 def test_the_port_is_that_of_the_node_that_answers() -> None:

@@ -33,7 +33,7 @@ from agent.errors import USAGE, AgentError
 from agent.queues import kombu
 from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.catalogue import Broker
-from agent.queues.celery_control import CeleryWorker, ControlBus
+from agent.queues.celery_control import ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
 from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
@@ -718,26 +718,24 @@ class CeleryQueues(RedisServer):
         return row
 
     def _worker_limits(self) -> dict[str, tuple[int, int]]:
-        """By queue: how many messages its workers may have unacknowledged, and how many they have, of all of their
-        queues, for all of which a worker's limit is. The limit grows with each task that waits for a set time in it.
-        Without queues for which it is not known.
+        """By queue: how many messages its workers may have unacknowledged, of all of their queues together, and how
+        many they have at least: those of the queues that no other worker reads. A worker's limit grows with each task
+        that waits for a set time in it: then it is left out, and where a limit is not known.
         """
-        together: dict[frozenset[str], list[CeleryWorker]] = {}
-        for one in self._bus.workers.values() if self._bus is not None else ():
-            together.setdefault(one.queues, []).append(one)
-        shared = Counter(name for names in together for name in names)
+        workers = list(self._bus.workers.values()) if self._bus is not None else []
+        by_readers: dict[frozenset[str], list[_Queue]] = {}
+        for queue in self._queues.values():
+            name = queue.name.decode(errors="replace")
+            its = frozenset(one.name for one in workers if name in one.queues)
+            if its and not queue.failed:
+                by_readers.setdefault(its, []).append(queue)
         limits: dict[str, tuple[int, int]] = {}
-        for names, its in together.items():
-            if not all(one.prefetch for one in its) or any(shared[name] > 1 for name in names):
-                continue
-            theirs = [self._queues.get(name.encode(errors="replace")) for name in names]
-            held = [
-                len(one.mine)
-                for one in theirs
-                if one and not one.failed and not any(m.eta_s for m in one.mine.values())
-            ]
-            if len(held) == len(names):
-                limits |= dict.fromkeys(names, (sum(one.prefetch or 0 for one in its), sum(held)))
+        for its, queues in by_readers.items():
+            prefetch = [one.prefetch or 0 for one in workers if one.name in its]
+            held = [m for them, other in by_readers.items() if them <= its for one in other for m in one.mine.values()]
+            if all(prefetch) and not any(m.eta_s for m in held):
+                both = sum(prefetch), len(held)
+                limits |= {one.name.decode(errors="replace"): both for one in queues}
         return limits
 
     def _pending(self, queue: _Queue, server_s: float) -> Row:

@@ -38,7 +38,7 @@ from agent.queues.listing import listed
 from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
-from agent.queues.rabbitmq_management import Management
+from agent.queues.rabbitmq_management import RETRY_NS, Management, QueueConsumers
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -59,7 +59,7 @@ BOUNDS = (
 )
 
 _LEADERS = Leaders()
-_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by cluster
+_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by the identity of their cluster
 _DETAILED = "rabbitmq_detailed_"
 _FAMILIES = (
     *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
@@ -87,7 +87,11 @@ _INFO, _HEAD, _CAPACITY = (
     f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp", "queue_consumer_capacity")
 )
 _IDENTITY = b"rabbitmq_identity_info"
-_CLOSED = f"{_DETAILED}channels_closed_total".encode()
+#: Two clusters may have one name, as brokers in containers with one host name have by default.
+_IDENTITY_LABELS = b"rabbitmq_cluster", b"rabbitmq_cluster_permanent_id"
+_CLOSED, _DELETED = (f"{_DETAILED}{name}_total".encode() for name in ("channels_closed", "queues_deleted"))
+#: 0 while a virtual host does not run on this node: then none of its queues is listed. Asked for if queues are missing.
+_VHOSTS, _RUNS = "vhost_status", b"rabbitmq_cluster_vhost_status"
 #: Counters -> the totals to which they add.
 _COUNTERS = {
     f"{_DETAILED}{prefix}_{name}".encode(): totals
@@ -108,7 +112,7 @@ _COUNTERS = {
         ),
     )
 }
-_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED))
+_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED, _DELETED, _RUNS))
 #: The labels that such a metric may have. A name that RabbitMQ 3.10 does not escape may look like more labels.
 _QUEUE = frozenset((b"vhost", b"queue"))
 _ANY = _QUEUE | {b"channel", b"queue_vhost", b"exchange_vhost", b"exchange", b"queue_type", b"membership"}
@@ -254,7 +258,8 @@ class _Queue:
             self.seen = replace(totals)
             if self.gauges:  # the first statistics may be old
                 self._balance(gauges, totals, before)
-        self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
+        # The totals fall if another node leaves the cluster.
+        self.redelivered = max(0, totals.redelivered - before.redelivered) if self.gauges else 0
         statistic = gauges.get(_READY) if gauges != self.gauges else None
         self.gauges, self.totals = gauges, replace(totals)
         self.consumed |= bool(gauges.get(_HAS_CONSUMERS))
@@ -319,19 +324,22 @@ class _Queue:
 
 class _Answer:
     """An answer of ``/metrics/detailed``. known: labels of earlier ones. heads: times of first messages, None if
-    it was not asked for them. capacities: of consumers, 0 to 1. closed: channels that have closed. unread: lines that
-    cannot be read. Raises NotPrometheus.
+    it was not asked for them. capacities: of consumers, 0 to 1. closed, deleted: channels that have closed, and
+    queues that were deleted, since the node started. stopped: virtual hosts that do not run. unread: lines that cannot
+    be read. Raises NotPrometheus.
     """
 
     def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
         self.node: dict[str, object] = {}
-        self.cluster = ""
+        self.cluster = self.identity = ""
         self.gauges: dict[Name, dict[str, int]] = {}
         self.counted: list[tuple[Name, MetricSample, int]] = []
         self.streams: set[Name] = set()
         self.heads: dict[Name, int] | None = None
         self.capacities: dict[Name, float] = {}
         self.closed: int | None = None
+        self.deleted = 0
+        self.stopped: set[bytes] = set()
         self.unread: list[bytes] = []
         identified = False
         for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS, known):
@@ -339,9 +347,14 @@ class _Answer:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
             elif sample.name == _CLOSED:
                 self.closed = whole_number(sample.value)
+            elif sample.name == _DELETED:
+                self.deleted = whole_number(sample.value) or 0
+            elif sample.name == _RUNS:
+                self.stopped |= {sample.labels.get(b"vhost", b"")} if sample.value == 0 else set()
             elif sample.name == _IDENTITY:
                 identified = True
-                self.cluster = sample.labels.get(b"rabbitmq_cluster", b"").decode(errors="replace")
+                named, its_id = (sample.labels.get(name, b"").decode(errors="replace") for name in _IDENTITY_LABELS)
+                self.cluster, self.identity = named, f"{named} {its_id}".strip()
             else:
                 self._take(sample)
         if self.unread and not identified:
@@ -388,9 +401,13 @@ class RabbitQueues(TimedQueue):
             None if url.management is None else Management(url.client(self._server, url.management), url.amqp is None)
         )
         self._queues: dict[Name, _Queue] = {}
+        self._hidden = ""  # what the API does not show of the queues that there were when it was asked
         self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
         self._consumed = set[Name]()  # queues that have had a consumer, also if the node does not list them now
-        self._vanished: dict[Name, int] = {}  # queues that the node no longer lists, and since when
+        #: Queues that the node no longer lists, since when, and ``_deleted`` of the last poll that listed them.
+        self._vanished: dict[Name, tuple[int, int | None]] = {}
+        self._deleted: int | None = None  # queues of this node, since it started; None at first and after an outage
+        self._stopped: set[bytes] = set()  # virtual hosts
         self._clustered = False
         self._counters = _Counters()
         self._labels: dict[bytes, dict[bytes, bytes]] = {}
@@ -402,6 +419,7 @@ class RabbitQueues(TimedQueue):
         self._offset_lags: dict[Name, int] = {}  # of streams
         self._refusal = ""
         self._cluster: str | None = None
+        self._identity = ""  # of the cluster
         self._version = ""
         self._timers: list[QueueTimer] | None = None
         #: For alarms, connections and whether there are other nodes. A node that reports metrics of each object
@@ -462,7 +480,7 @@ class RabbitQueues(TimedQueue):
         login = self._server.login()
         counting = self._counting = now_ns >= self._slow_until_ns and self._slow < _SLOW_POLLS
         asked_s, asked_ns = time.monotonic(), boot_ns()
-        families = (*_FAMILIES, *(self._families if counting else ()))
+        families = (*_FAMILIES, *((_VHOSTS,) if self._vanished else ()), *(self._families if counting else ()))
         try:
             answer = self._client.get(_detailed(*families), deadline_s, login=login)
         finally:
@@ -481,8 +499,11 @@ class RabbitQueues(TimedQueue):
         if now_ns < self._slow_until_ns:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
+            before = self._management.queues
             self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
-            if problem := self._management.problem or self._management.unseen(self._queues):
+            if self._management.queues is not before:
+                self._hidden = self._management.unseen(self._queues)
+            if problem := self._management.problem or self._hidden:
                 problems.append((b"", f"management API: {problem}"))
             self._timers = [one for queue in self._queues.values() for one in self._due(queue, self._management)]
             if self._management.problem and not self._management.queues:
@@ -560,9 +581,9 @@ class RabbitQueues(TimedQueue):
         values, and problems by the queue that they are about. Raises NotPrometheus.
         """
         parsed = _Answer(answer, self._labels)
-        if parsed.cluster and parsed.cluster != self._cluster:
+        if parsed.cluster and parsed.identity != self._identity:
             self._leave()
-            self._cluster = parsed.cluster
+            self._cluster, self._identity = parsed.cluster, parsed.identity
         patterns = self._server.url.queues
         listed = sorted(
             name for name, its in parsed.gauges.items() if _READY in its and is_chosen(text_of(name), patterns)
@@ -576,7 +597,8 @@ class RabbitQueues(TimedQueue):
         self._offset_lags = {
             name: its[_OFFSET_LAG] for name, its in parsed.gauges.items() if _OFFSET_LAG in its and name in wanted
         }
-        missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
+        missing = {**dict.fromkeys(self._queues, (now_ns, self._deleted)), **self._vanished}
+        self._deleted, self._stopped = parsed.deleted, parsed.stopped
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         consumed = self._consumed.union(*(other._consumed for other in others))
         self._queues = {
@@ -599,20 +621,20 @@ class RabbitQueues(TimedQueue):
 
     def _others(self) -> list[RabbitQueues]:
         """The other nodes of the cluster, as far as the settings name them."""
-        if not self._cluster:
+        if not self._identity:
             return []
-        nodes = _NODES.setdefault(self._cluster, [])
+        nodes = _NODES.setdefault(self._identity, [])
         if self not in nodes:
             nodes.append(self)
         return [node for node in list(nodes) if node is not self]
 
     def _leave(self) -> None:
         """The other nodes of the cluster no longer use this one's counts."""
-        nodes = _NODES.get(self._cluster or "", [])
+        nodes = _NODES.get(self._identity, [])
         if self in nodes:
             nodes.remove(self)
             if not nodes:
-                del _NODES[self._cluster or ""]
+                del _NODES[self._identity]
 
     def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
         """Of all nodes: those of the others as of their last polls."""
@@ -641,28 +663,30 @@ class RabbitQueues(TimedQueue):
         ]
 
     def _gone_rows(self, now_ns: int) -> list[Row]:
-        """Queues that were deleted. After a restart a node may list its queues late, and in a cluster another node may
-        lead one: whether it still exists is then known by the management API only.
+        """Queues that were deleted. In a cluster another node may lead one, and a node that has started lists none
+        before its first statistics: whether it still exists is then known by the management API only.
         """
-        for name, since_ns in list(self._vanished.items()):
-            if now_ns - since_ns > STATISTICS_NS:
+        unasked = self._management is not None and self._management.problem
+        wait_ns = STATISTICS_NS + (2 * RETRY_NS if unasked else 0)  # its port opens after that of the metrics
+        for name, (since_ns, deleted) in list(self._vanished.items()):
+            if now_ns - since_ns > wait_ns:
                 del self._vanished[name]
-                if not self._elsewhere(name, now_ns):
+                if not self._may_exist(name, deleted, now_ns):
                     self._consumed.discard(name)
                     self._gone.add(_key(name), "the queue was deleted", since_ns)
         listed = [_key(name) for name in self._queues]
         for key in listed:
             self._gone.back(key)
-        _LEADERS.lead(self._cluster, listed, self, now_ns)
+        _LEADERS.lead(self._identity, listed, self, now_ns)
         return self._gone.rows(now_ns)
 
-    def _elsewhere(self, name: Name, now_ns: int) -> bool:
-        """Whether the cluster has, or may have, such a queue."""
-        if _LEADERS.elsewhere(self._cluster, _key(name), self, now_ns):
+    def _may_exist(self, name: Name, deleted: int | None, now_ns: int) -> bool:
+        """Whether the cluster has, or may have, such a queue. deleted: the node's deletions when it was last listed."""
+        if _LEADERS.elsewhere(self._identity, _key(name), self, now_ns) or name[0] in self._stopped:
             return True
         its = self._management
         if its is None or its.problem or its.unseen([name]):
-            return bool(self._other_nodes)
+            return bool(self._other_nodes) or deleted is None or (self._deleted or 0) <= deleted
         return name in its.queues
 
     @property
@@ -692,6 +716,7 @@ class RabbitQueues(TimedQueue):
         its = None if self._management is None else self._management.consumers.get(name)
         if its is not None and consumers:  # these are asked for less often
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
+            row["beside"] = self._beside(name, its) if ready and its.limit and its.shared else None
         if counting:
             row |= {
                 "added": queue.totals.published if known_in and not refuses else None,
@@ -718,6 +743,13 @@ class RabbitQueues(TimedQueue):
         if not age.close:
             row["inexact_reason"] = f"age: {age.text()}; {_BY_COUNTS}"
         return row | ({"oldest_undelivered_s": head_s} if age.close or not isnan(head_s) else {})
+
+    def _beside(self, name: Name, its: QueueConsumers) -> int:
+        """How many messages its consumers hold of queues that no other channel consumes: they share its limit."""
+        consumers = self._management.consumers if self._management is not None else {}
+        others = consumers.keys() & self._queues.keys() - {name}
+        those = [one for one in others if (on := consumers[one].channels) and on <= its.channels]
+        return sum(self._queues[one].gauges.get(_UNACKED, 0) for one in those)
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
@@ -773,6 +805,7 @@ class RabbitQueues(TimedQueue):
         self._unanswered = self._unanswered + 1 if failure == "no_answer" else UNANSWERED + 1
         if self._unanswered > UNANSWERED:
             self._counters.forget()
+            self._deleted, self._vanished = None, {}
             self._queues = {name: _Queue(*name, consumed=queue.consumed) for name, queue in self._queues.items()}
         self._seldom_ns = 0
         self._node, self._node_unknown = Asking(), ""
@@ -780,7 +813,7 @@ class RabbitQueues(TimedQueue):
         self._capacities, self._offset_lags = {}, {}
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         now_ns = boot_ns()
-        known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
+        known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._identity, key, self, now_ns)]
         return [{**row, "destination": name} for (name,) in known] or [row]
 
 
