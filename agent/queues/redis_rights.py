@@ -31,11 +31,11 @@ _KEY_AT = {
 
 class Rights:
     """The commands of one user on one server. errors: kinds and counts of error replies to commands that were sent;
-    the user resets it.
+    unknown: commands that the server does not know. Both are reset by the user.
     """
 
     def __init__(self) -> None:
-        self.errors = Counter[str]()
+        self.errors, self.unknown = Counter[str](), set[str]()
         self._refused: dict[str, tuple[int, hiredis.ReplyError]] = {}  # rule -> (time of the refusal, the reply)
 
     def pipeline(self, client: RespClient, commands: Sequence[Command], now_ns: int) -> list[Reply]:
@@ -72,6 +72,8 @@ class Rights:
         if rule:
             if rule in self._refused or len(self._refused) < MAX_REFUSED:
                 self._refused[rule] = now_ns, reply
+        elif isinstance(reply, hiredis.ReplyError) and str(reply).startswith("ERR unknown command"):
+            self.unknown.add(_text(command[0]))
         elif self._refused:
             for held in rules(command):
                 self._refused.pop(held, None)

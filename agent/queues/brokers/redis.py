@@ -50,6 +50,7 @@ BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, 
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _CHECKED_AT_ONCE = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
+_REPORTED = {"SCAN", "PEXPIRETIME"}  # commands whose absence other rows report
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 TOO_LARGE = "its first and its last entry are too large to be read"
@@ -162,7 +163,7 @@ class RedisStreams(RedisServer):
         self.moved = False
         self._now_ns = now_ns
         self._turn += 1
-        self._rights.errors = Counter()
+        self._rights.errors, self._rights.unknown = Counter(), set()
         problems = self._see(self._streams(now_ns))
         alive = [group for group in self._groups.values() if not group.problem]
         counted = [(group.stream, group.lag.counting) for group in alive if group.lag.counting is not None]
@@ -198,6 +199,9 @@ class RedisStreams(RedisServer):
         missing = self._rights.missing(now_ns)
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
+            rows.append({"status": "unknown", "failure": "permission", "reason": why})
+        if unknown := self._rights.unknown - _REPORTED:
+            why = f"the server does not know {', '.join(sorted(unknown))}: renamed, or of a newer version"
             rows.append({"status": "unknown", "failure": "permission", "reason": why})
         if self._unlisted:
             rows.append({"status": "unknown", "failure": "permission", "reason": self._unlisted})
@@ -243,7 +247,7 @@ class RedisStreams(RedisServer):
         for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
-                why[name] = str(failed)
+                why[name] = str(failed).partition(", with args")[0]
                 if why[name].startswith("ASK ") and self._shard:
                     why[name] = f"it is being moved to {why[name].rpartition(' ')[2]}"
                     continue
