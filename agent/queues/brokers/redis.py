@@ -50,7 +50,7 @@ BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, 
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _CHECKED_AT_ONCE = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
-_REPORTED = {"SCAN", "PEXPIRETIME"}  # commands whose absence other rows report
+_REPORTED = ("SCAN", "PEXPIRETIME")  # commands whose absence other rows report
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 TOO_LARGE = "its first and its last entry are too large to be read"
@@ -163,7 +163,7 @@ class RedisStreams(RedisServer):
         self.moved = False
         self._now_ns = now_ns
         self._turn += 1
-        self._rights.errors, self._rights.unknown = Counter(), set()
+        self._rights.errors = Counter()
         problems = self._see(self._streams(now_ns))
         alive = [group for group in self._groups.values() if not group.problem]
         counted = [(group.stream, group.lag.counting) for group in alive if group.lag.counting is not None]
@@ -200,8 +200,8 @@ class RedisStreams(RedisServer):
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
             rows.append({"status": "unknown", "failure": "permission", "reason": why})
-        if unknown := self._rights.unknown - _REPORTED:
-            why = f"the server does not know {', '.join(sorted(unknown))}: renamed, or of a newer version"
+        if unknown := [name for name in self._rights.unknown(now_ns) if name not in _REPORTED]:
+            why = f"the server does not know {', '.join(unknown)}: renamed, or of a newer version"
             rows.append({"status": "unknown", "failure": "permission", "reason": why})
         if self._unlisted:
             rows.append({"status": "unknown", "failure": "permission", "reason": self._unlisted})
