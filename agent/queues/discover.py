@@ -62,7 +62,7 @@ KINDS = (
     ),
     KnownBroker(
         "rabbitmq",
-        (5672, 15692, 15672),
+        (5672, 15692, 15672, 5671),
         re.compile(r"(\S*/)?beam(\.smp)?\b.*\brabbit"),
         15692,
         "its metrics' usual port 15692 is not open: rabbitmq-plugins enable rabbitmq_prometheus",

@@ -10,8 +10,9 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 #: Ids that are remembered, 16 bytes each: they take memory as they come. An id is forgotten when eight newer ones have
 #: its hash's place. Of the last quarter of this number, one in 4,000 is.
 IDS = 1 << 18
@@ -119,7 +120,8 @@ class MessageOrder:
 
     def __init__(self) -> None:
         self._seen: SeenIds | None = None
-        self._highest: dict[Hashable, int] = {}
+        self._highest: dict[Hashable, tuple[int, int]] = {}  # and the restarts of the producer until then
+        self._restarts: dict[Hashable, int] = {}
         self._counts: dict[tuple[Any, Any, Any], _Counts] = {}
 
     def has_room(self, queue: Hashable, partition: Hashable, consumer: Hashable, most: int) -> bool:
@@ -139,18 +141,27 @@ class MessageOrder:
                 counts.more |= {"duplicate_id": one.message, "repeated_s": max(0, one.t_ns - before.t_ns) / 1e9}
                 if before.consumer is not None:
                     counts.more["first"] = before.consumer
-        elif one.number is not None:
-            key = one.queue, one.partition, one.sequence, one.consumer
-            highest = self._highest.get(key)
-            if highest is None and len(self._highest) >= MOST_SEQUENCES:
-                del self._highest[next(iter(self._highest))]
-            if highest is None or one.number >= highest or (one.number <= 1 and highest >= _RESTARTED):
-                self._highest[key] = one.number
-                return
+        elif one.number is not None and (behind := self._behind(one, one.number)):
             counts.out_of_order += 1
-            behind = min(highest - one.number, _LARGEST)
+            behind = min(behind, _LARGEST)
             if behind > counts.more.get("behind", 0):
                 counts.more |= {"out_of_order_id": one.message, "behind": behind}
+
+    def _behind(self, one: MessageArrival, number: int) -> int:
+        """How far the number is below the highest one of its sequence and consumer, which it else becomes; 0 if it is
+        not below it. A restart of the producer is one for all consumers, whichever of them got its first message.
+        """
+        sequence = one.queue, one.partition, one.sequence
+        key = *sequence, one.consumer
+        restarts = self._restarts.get(sequence, 0)
+        highest, seen = self._highest.get(key, (number, restarts))
+        if number < highest and seen == restarts:
+            if number > 1 or highest < _RESTARTED:
+                return highest - number
+            restarts += 1
+            _put(self._restarts, sequence, restarts)
+        _put(self._highest, key, (number, restarts if number < highest else seen))
+        return 0
 
     def rows(self) -> list[tuple[Any, Any, Any, dict[str, Any]]]:
         """(queue, partition, consumer, columns of ``message_order``) since the last call. Beside the columns, ``first``
@@ -166,3 +177,10 @@ class MessageOrder:
             )
             for (queue, partition, consumer), c in counts.items()
         ]
+
+
+def _put(places: dict[Hashable, T], key: Hashable, value: T) -> None:
+    """The oldest one is forgotten if there are too many."""
+    if key not in places and len(places) >= MOST_SEQUENCES:
+        del places[next(iter(places))]
+    places[key] = value

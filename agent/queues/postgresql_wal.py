@@ -22,9 +22,12 @@ _GONE_NS = 60_000_000_000  # a dropped slot is shown for this long
 
 #: Positions come before the end of the log, so that no lag is negative. ``to_jsonb``: for columns of newer versions.
 #: The last column is the number of all of them. The name of a reader is visible to each role, the address is not: its
-#: port is -1 for a socket, NULL if it is hidden.
+#: port is -1 for a socket, NULL if it is hidden. Of a slot that a standby copies from its primary (17) nobody reads the
+#: copy: whether it is active is NULL.
 SLOTS = """
-SELECT s.slot_name::text, coalesce(s.database::text, ''), s.active::int, coalesce(s.wal_status, ''), s.safe_wal_size,
+SELECT s.slot_name::text, coalesce(s.database::text, ''),
+    CASE WHEN pg_is_in_recovery() AND to_jsonb(s) ->> 'synced' = 'true' THEN NULL ELSE s.active::int END,
+    coalesce(s.wal_status, ''), s.safe_wal_size,
     pg_wal_lsn_diff(CASE s.slot_type WHEN 'logical' THEN s.confirmed_flush_lsn ELSE s.restart_lsn END, '0/0')::bigint,
     pg_wal_lsn_diff(s.restart_lsn, '0/0')::bigint,
     coalesce(
@@ -138,6 +141,8 @@ class WalReaders:
             )
             return
         row = self._row(key, position, end_at, now_ns, consumers=active)
+        if active is None:
+            row["inexact_reason"] += "; a copy of the primary's slot"
         if wal_status != "reserved":
             row["inexact_reason"] = f"{row['inexact_reason']}; wal_status {wal_status}"
         if safe_bytes is not None and restart is not None:
@@ -148,7 +153,7 @@ class WalReaders:
             row["holder"] = _holder(application, address)
         self._rows.append(row)
 
-    def _row(self, key: Key, position: int, end_at: int, now_ns: int, consumers: int) -> dict[str, Any]:
+    def _row(self, key: Key, position: int, end_at: int, now_ns: int, consumers: int | None) -> dict[str, Any]:
         kept = self._kept.setdefault(key, _Kept(Commits(), now_ns))
         kept.seen_ns = now_ns
         behind = end_at - position

@@ -36,6 +36,8 @@ class Lag:
     counting: Counting | None = None
     _delivered: Id = (0, 0)
     _read: int | None = None
+    _last: Id | None = None
+    _added: int | None = None
     _now_ns: int = 0
     _verified_ns: int = 0
 
@@ -48,6 +50,7 @@ class Lag:
             raise ValueError("no counters")
         self._doubt(read, delivered, stream)
         self._delivered, self._read, self._now_ns = delivered, read, now_ns
+        self._last, self._added = stream.last_generated, stream.added
         self.at_least, self.reason, self.removed = None, "", 0
         if stream.last is None or delivered >= stream.last:
             self.value, self.counting = 0, None
@@ -91,12 +94,14 @@ class Lag:
         self.verified, self._verified_ns = right, self._now_ns
 
     def _doubt(self, read: int | None, delivered: Id, stream: Stream) -> None:
-        """Whether the counter may have become wrong since the previous poll: the group was set back, or entries behind
-        its former position were removed, perhaps before they were delivered.
+        """Whether the counter may have become wrong since the previous poll: it, or the group's position, was set, or
+        entries behind the former position were removed, perhaps before they were delivered.
         """
-        back = delivered < self._delivered or (read is not None and self._read is not None and read < self._read)
+        was_set = delivered < self._delivered or (read is not None and self._read is not None and read < self._read)
+        was_set |= delivered == self._delivered and read != self._read
+        was_set |= stream.last_generated == self._last and stream.added != self._added
         passed = stream.first is not None and self._delivered < stream.first <= delivered
-        if back or passed:
+        if was_set or passed:
             self.verified = False
 
 

@@ -4,7 +4,7 @@ They count when the group's position is before the first entry of the stream, or
 was between is gone, whoever reads meanwhile, since the stream was read before the group. They also count when the group
 has not moved from one poll to the next but one: it read nothing, and may not have read and deleted entries while they
 were counted. How many there were follows from the server's counters. They are compared with a poll before, since they
-may be off by any number (redis_lag.py).
+may be off by any number (redis_lag.py). XSETID sets them: none count while the ids show that all entries are there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class _Seen(NamedTuple):
     added: int
     read: int | None
     delivered: Id
+    first: Id | None  # of the stream
 
     def missing(self, now: _Seen) -> int:
         """Entries that were neither read since then nor wait now, as far as the counters say."""
@@ -52,21 +53,29 @@ class RemovedEntries:
         passed_over = delivered < last and (stream.first is None or delivered < stream.first)
         if not passed_over and (delivered > last or _added_meanwhile(info, added)):
             return  # the group is ahead of what is known of the stream
-        now = _Seen(lag, added, read, delivered)
+        now = _Seen(lag, added, read, delivered, stream.first)
         self.count = self.count or 0
         before, unmoved, self._unmoved = self._before, self._unmoved, None
         if before is None or (delivered != before.delivered and not passed_over):
             self._before = now
         elif passed_over:
-            self._add(before, now)
+            self._add(before, now, stream)
         else:
             if unmoved is not None:
-                self._add(before, unmoved)
+                self._add(before, unmoved, stream)
             self._unmoved = now
 
-    def _add(self, before: _Seen, now: _Seen) -> None:
-        self.count = min(_MOST, (self.count or 0) + max(0, before.missing(now)))
+    def _add(self, before: _Seen, now: _Seen, stream: Stream) -> None:
+        if not _has_all(stream, before):
+            self.count = min(_MOST, (self.count or 0) + max(0, before.missing(now)))
         self._before = now
+
+
+def _has_all(stream: Stream, before: _Seen) -> bool:
+    """Whether what the group had not read at a poll before was neither trimmed nor deleted."""
+    first, deleted = stream.first, stream.max_deleted
+    untrimmed = first is not None and (first == before.first or first <= before.delivered)
+    return untrimmed and deleted is not None and deleted <= before.delivered
 
 
 def _added_meanwhile(info: dict[str, Any], added: int) -> bool:

@@ -59,7 +59,7 @@ class DataHistory:
         for stream in streams:
             seen[stream.name] = stream
             was = self._streams.get(stream.name)
-            why = _back(was, stream) if was is not None else ""
+            why = _back(was, stream, replaced=bool(how)) if was is not None else ""
             if why:
                 self.note(f"{how}{why}", now_ns, stream.name)
         self._streams = seen
@@ -108,10 +108,13 @@ def passed_over(before: Replication | None, now: Replication | None) -> tuple[st
     return REPLACED, 0
 
 
-def _back(was: Stream, now: Stream) -> str:
+def _back(was: Stream, now: Stream, replaced: bool) -> str:
+    """replaced: whether other data answer than before."""
     fewer = was.added - now.added if was.added is not None and now.added is not None else 0
     ids = was.last_generated, now.last_generated
     older = ids[0] is not None and ids[1] is not None and ids[1] < ids[0]
+    if fewer > 0 and not (replaced or older) and was.first is not None and was.first == now.first:
+        return f"entries-added went from {was.added} to {now.added}: it was set (XSETID), or entries are gone"
     if fewer > 0:
         went = f", its last id from {shown_id(ids[0])} to {shown_id(ids[1])}" if older and ids[0] and ids[1] else ""
         return f"at least {fewer:,} entries are gone: entries-added went from {was.added} to {now.added}{went}"

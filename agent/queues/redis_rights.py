@@ -1,5 +1,6 @@
-"""Commands that the ACL of a Redis server refuses (NOPERM): which rule is missing. A refused command is not repeated at
-each poll, since the server logs each refusal (ACL LOG).
+"""Commands that the ACL of a Redis server refuses (NOPERM): which rule is missing; and those that it does not know, as
+they were renamed or are of a newer version. Neither is repeated at each poll, since the server logs each refusal (ACL
+LOG).
 """
 
 from __future__ import annotations
@@ -55,8 +56,16 @@ class Rights:
 
     def missing(self, now_ns: int) -> list[str]:
         """The missing rules, as ``ACL SETUSER`` takes them; commands before keys."""
+        return sorted(rule for rule, reply in self._lately(now_ns) if not _is_unknown(reply))
+
+    def unknown(self, now_ns: int) -> list[str]:
+        """The commands that the server does not know."""
+        names = (rule[1:].partition("|")[0].upper() for rule, reply in self._lately(now_ns) if _is_unknown(reply))
+        return sorted(set(names))
+
+    def _lately(self, now_ns: int) -> list[tuple[str, hiredis.ReplyError]]:
         self._refused = {rule: one for rule, one in self._refused.items() if now_ns - one[0] < _MISSED_NS}
-        return sorted(self._refused)
+        return [(rule, reply) for rule, (_, reply) in self._refused.items()]
 
     def _held(self, command: Command, now_ns: int) -> hiredis.ReplyError | None:
         if not self._refused:
@@ -68,7 +77,7 @@ class Rights:
         return None
 
     def _note(self, command: Command, reply: Reply, now_ns: int) -> None:
-        rule = missing_rule(command, reply)
+        rule = rules(command)[0] if _is_unknown(reply) else missing_rule(command, reply)
         if rule:
             if rule in self._refused or len(self._refused) < MAX_REFUSED:
                 self._refused[rule] = now_ns, reply
@@ -83,6 +92,10 @@ def missing_rule(command: Command, reply: Reply) -> str:
         return ""
     its = rules(command)
     return its[-1] if len(its) > 1 and any(word in str(reply) for word in (" key", " channel")) else its[0]
+
+
+def _is_unknown(reply: Reply) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("ERR unknown command")
 
 
 def rules(command: Command) -> list[str]:

@@ -53,7 +53,9 @@ class TimerRule:
     where: str = ""
 
     def holds_for(self, version: str) -> bool:
-        return not self.versions or any(version == one or version.startswith(f"{one}.") for one in self.versions)
+        """version: of a server, or those of a cluster with commas between them: all must have been measured."""
+        measured = tuple(f"{one}." for one in self.versions)
+        return not measured or all(f"{one}.".startswith(measured) for one in version.split(", "))
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"

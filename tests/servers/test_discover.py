@@ -65,11 +65,14 @@ def test_what_the_settings_name_is_configured(redis: Redis, server: object, conf
     assert not here(redis.port, kafka=(filled,)).configured
 
 
-def test_a_broker_elsewhere_is_known_by_its_port_and_a_listener_without_a_known_process_too() -> None:
-    with socket.create_server(("127.0.0.9", 4222)) as server, socket.create_connection(("127.0.0.9", 4222)):
-        found = [one for one in discover({}) if one.address == "127.0.0.9:4222"]
+@pytest.mark.parametrize(("port", "system"), [(4222, "nats"), (5671, "rabbitmq")])
+def test_a_broker_elsewhere_is_known_by_its_port_and_a_listener_without_a_known_process_too(
+    port: int, system: str
+) -> None:
+    with socket.create_server(("127.0.0.9", port)) as server, socket.create_connection(("127.0.0.9", port)):
+        found = [one for one in discover({}) if one.address == f"127.0.0.9:{port}"]
         assert [(one.system, one.how, one.by, one.supported) for one in found] == [
-            ("nats", "listens", "port", "nats" in names())
+            (system, "listens", "port", system in names())
         ]
         server.accept()[0].close()
 

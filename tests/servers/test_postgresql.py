@@ -778,6 +778,19 @@ def test_a_slot_that_conflicts_with_recovery(postgres: Postgres, columns: str, w
     assert words in row["reason"].encode()
 
 
+@pytest.mark.parametrize(("standby", "active"), [("true", None), ("false", 0)])
+def test_a_copy_of_a_slot_is_one_on_a_standby_only(postgres: Postgres, standby: str, active: int | None) -> None:
+    """A server that was promoted keeps the mark of its slots."""
+    slot = (
+        "(SELECT 'site' AS slot_name, 'logical' AS slot_type, 'shop' AS database, false AS active, NULL::int AS"
+        " active_pid, '0/10'::pg_lsn AS restart_lsn, '0/10'::pg_lsn AS confirmed_flush_lsn, 'reserved' AS wal_status,"
+        " NULL::int8 AS safe_wal_size, true AS synced) AS s"
+    )
+    slots = postgres.do(SLOTS.replace("pg_replication_slots AS s", slot).replace("pg_is_in_recovery()", standby))
+    (row,) = WalReaders().rows(slots, [], (1, None, 0, 200), (S, S))
+    assert row["consumers"] == active
+
+
 def test_a_slot_beyond_the_bound_is_not_taken_for_dropped() -> None:
     readers = WalReaders()
     for t_ns, names in ((S, range(1, 258)), (2 * S, range(257)), (3 * S, range(100))):

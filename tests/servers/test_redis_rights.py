@@ -156,3 +156,15 @@ def test_a_server_without_scan_is_not_down_and_its_named_streams_are_watched(tmp
             )
             assert rows["destination"][rows["lag_messages"] >= 0].tolist() == watched
             assert b"down" not in rows["status"].tolist()
+
+
+@pytest.mark.parametrize("command", ["XINFO", "XPENDING", "XRANGE", "TIME", "INFO"])
+def test_a_renamed_command_is_named(tmp_path: Path, command: str) -> None:
+    with Redis(tmp_path, "--rename-command", command, "") as server:
+        jobs(server)
+        (queue,) = BROKER.sources([server.url])
+        rows = poll(queue)
+        queue.close()
+        (why,) = rows[rows["failure"] >= 0]
+        assert (why["status"], failure(why)) == (b"unknown", "permission")
+        assert why["reason"] == f"the server does not know {command}: renamed, or of a newer version".encode()

@@ -148,6 +148,19 @@ def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None],
     pack([columns], TABLE.name)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_consumers_that_share_a_queue_know_of_a_restart_of_its_producer(first: int) -> None:
+    """Only one of them gets the message with which the numbers begin anew."""
+    order = MessageOrder()
+    numbers = [*range(first, 500), *range(first, 400), *range(first, 300)]
+    for i, number in enumerate(numbers):
+        order.add(MessageArrival("orders", None, None, i % 3, f"m{i}", number, i))
+    assert sum(columns["out_of_order"] for *_, columns in order.rows()) == 0
+    for consumer, number in enumerate((250, 251, 252)):  # behind the last ones of each
+        order.add(MessageArrival("orders", None, None, consumer, f"late {consumer}", number, 0))
+    assert [columns["out_of_order"] for *_, columns in order.rows()] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -1,11 +1,16 @@
-"""Queries of the settings for PostgreSQL, before a server sees them."""
+"""Queries of the settings for PostgreSQL, before a server sees them, and slots of a standby."""
 
 from __future__ import annotations
 
 import pytest
 
+from agent.queues.judged import Judged
 from agent.queues.postgresql_client import _down
 from agent.queues.postgresql_jobs import UnfitQuery, probe
+from agent.queues.postgresql_wal import WalReaders
+from agent.queues.queue import Row
+
+S = 10**9
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,25 @@ def test_a_query_with_advisory_locks_is_refused(query: str) -> None:
 def test_a_missing_authority_is_no_missing_certificate_of_the_client() -> None:
     why = "client certificates can only be checked if a root certificate store is available"
     assert str(_down(Exception(f"FATAL:  {why}"))) == why
+
+
+@pytest.mark.parametrize(("active", "status"), [(0, "stopped"), (None, "ok")])
+def test_a_slot_that_a_standby_copies_from_its_primary_needs_no_consumer(active: int | None, status: str) -> None:
+    now_ns, readers = [0], WalReaders()
+
+    class Slots:
+        name = "postgresql db2:5432/shop"
+
+        def poll(self) -> list[Row]:
+            now_ns[0] += S
+            at = now_ns[0] // S
+            copied = 100 * (at - at % 15)  # as seldom as an idle primary is asked
+            slot = ("site", "shop", active, "reserved", None, copied, copied, "", "", "", None, 1)
+            return readers.rows([slot], [], (1, None, 0, 100 * at), (now_ns[0], now_ns[0]))
+
+        def close(self) -> None: ...
+
+    queue = Judged("postgresql", Slots(), lambda: now_ns[0])
+    row = [queue.poll()[0] for _ in range(14)][-1]
+    assert (row["status"], row["consumers"]) == (status, active)
+    assert ("a copy of the primary's slot" in str(row["inexact_reason"])) is (active is None)

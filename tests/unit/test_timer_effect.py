@@ -163,6 +163,7 @@ def test_what_a_jump_does_is_known_also_if_the_time_is_not() -> None:
         ("6.2.1", "", "not measured for redis 6.2.1"),
         ("7.09", "", "not measured for redis 7.09"),
         ("valkey 7.0.1", "", "not measured for redis valkey 7.0.1"),
+        ("7.0.15, 7.4.1", "", "not measured for redis 7.0.15, 7.4.1"),  # of a cluster
         ("", "", "not measured for redis of an unknown version"),
     ],
 )
@@ -171,6 +172,11 @@ def test_what_was_not_measured_has_no_consequence(version: str, elsewhere: str, 
     assert why in row["consequence"]
     assert [row[name] for name in ("clock", "immune", "was_due_ns", "is_due_ns", "moved_ns")] == [None] * 5
     assert row["due_wall_ns"] is not None
+
+
+def test_a_cluster_of_measured_versions_is_measured() -> None:
+    known = rule("redis", "ttl", "7.0.15, 8.0.2")
+    assert known is not None and known.clock == "wall"
 
 
 def test_an_address_that_moves_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:

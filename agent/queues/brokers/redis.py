@@ -50,6 +50,7 @@ BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, 
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _CHECKED_AT_ONCE = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
+_REPORTED = ("SCAN", "PEXPIRETIME")  # commands whose absence other rows report
 _AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 TOO_LARGE = "its first and its last entry are too large to be read"
@@ -199,6 +200,9 @@ class RedisStreams(RedisServer):
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
             rows.append({"status": "unknown", "failure": "permission", "reason": why})
+        if unknown := [name for name in self._rights.unknown(now_ns) if name not in _REPORTED]:
+            why = f"the server does not know {', '.join(unknown)}: renamed, or of a newer version"
+            rows.append({"status": "unknown", "failure": "permission", "reason": why})
         if self._unlisted:
             rows.append({"status": "unknown", "failure": "permission", "reason": self._unlisted})
         elif not missing and not any("status" in row or "lag_messages" in row for row in rows):
@@ -243,7 +247,7 @@ class RedisStreams(RedisServer):
         for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
-                why[name] = str(failed)
+                why[name] = str(failed).partition(", with args")[0]
                 if why[name].startswith("ASK ") and self._shard:
                     why[name] = f"it is being moved to {why[name].rpartition(' ')[2]}"
                     continue
