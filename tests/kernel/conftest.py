@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agent.contracts import Source
+from agent.instruments.limiters import named
 from agent.kernel import bpf
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.loaded_families import Loaded, load, release
@@ -100,8 +101,9 @@ def attach() -> Iterator[Callable[..., Attached]]:
 
 
 @pytest.fixture
-def watch(attach: Callable[..., Attached]) -> Iterator[Callable[..., Watch]]:
+def watch(attach: Callable[..., Attached], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watch]]:
     """watch() attaches the limiter family to every Go program with a library until the end of the test."""
+    monkeypatch.setattr(named, "HELD_NS", int(named.HELD_NS * PATIENCE))
     with ExitStack() as ends:
 
         def start(**more: Any) -> Watch:

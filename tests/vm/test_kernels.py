@@ -110,14 +110,19 @@ def test_processes_hold_what_this_kernel_needs(seen: dict[str, Any]) -> None:
 
 
 def test_connections_are_counted_exactly(seen: dict[str, Any]) -> None:
+    # such a kernel leaves out runs of programs, which are counted
+    lost = [one for one in seen["loss"] if seen["kernel"] == "newest" and one["source"].endswith(" runs")]
+    assert [one for one in seen["loss"] if one not in lost] == []
+    most = sum(one["count"] for one in lost if one["source"] == "tcp runs")
     mine = [r for r in seen["tcp_connect"] if r["pid"] == seen["pid"] and r["peer"].endswith(f":{seen['port']}")]
-    assert sum(r["result"] == "ok" for r in mine) == guest.CONNECTS
-    assert sum(r["result"] == "failed" for r in mine) == guest.REFUSED
     closed = [r for r in seen["tcp_close"] if r["pid"] == seen["pid"]]
-    for role in ("client", "server"):
-        assert sum(r["role"] == role for r in closed) == guest.CONNECTS
-    runs = seen["kernel"] == "newest"  # such a kernel leaves out runs of programs, which are counted
-    assert [one for one in seen["loss"] if not (runs and one["source"].endswith(" runs"))] == []
+    for wanted, rows, column, value in (
+        (guest.CONNECTS, mine, "result", "ok"),
+        (guest.REFUSED, mine, "result", "failed"),
+        (guest.CONNECTS, closed, "role", "client"),
+        (guest.CONNECTS, closed, "role", "server"),
+    ):
+        assert wanted - most <= sum(r[column] == value for r in rows) <= wanted, (column, value, lost)
 
 
 def test_real_clock_steps_have_size_and_actor(seen: dict[str, Any]) -> None:
