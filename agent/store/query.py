@@ -59,7 +59,7 @@ class Session(Answers):
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
         known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
-        self.window = Window(*(parse(t, known) if t else None for t in (since, until)))
+        self.window = Window(*(None if t is None else parse(t, known) for t in (since, until)))
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
         self._open()

@@ -258,7 +258,7 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
-def told(cluster: str, *lines: str) -> bytes:
+def page(cluster: str, *lines: str) -> bytes:
     """What a node of a cluster answers."""
     return "\n".join([f'rabbitmq_identity_info{{rabbitmq_cluster="{cluster}"}} 1', *lines, ""]).encode()
 
@@ -268,9 +268,9 @@ def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_n
     nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}?queues=orders,none")) for host in "ab"]
     try:
         for node, lines in zip(nodes, ([f'{D}queue_messages_ready{{vhost="/",queue="orders"}} 7'], []), strict=True):
-            node._read(told("named", *lines), S)
+            node._read(page("named", *lines), S)
         assert [[name for name, _ in node._missing()] for node in nodes] == [[b"none"], [b"none"]]
-        nodes[0]._read(told("named"), 2 * S)
+        nodes[0]._read(page("named"), 2 * S)
         assert [name for name, _ in nodes[1]._missing()] == [b"orders", b"none"]
     finally:
         for node in nodes:
@@ -287,14 +287,14 @@ def test_the_lag_of_a_stream_is_that_of_consumers_at_any_node() -> None:
     ]
 
     def lag() -> tuple[object, object]:
-        leader._read(told("streams", *its), S)
+        leader._read(page("streams", *its), S)
         (queue,) = leader._queues.values()
         row = leader._row(queue, S)
         return row["lag_messages"], row["exact"]
 
     try:
         assert lag() == (None, None)
-        replica._read(told("streams", f"{D}stream_consumer_max_offset_lag{{{at}}} 700"), S)
+        replica._read(page("streams", f"{D}stream_consumer_max_offset_lag{{{at}}} 700"), S)
         its.append(f"{D}stream_consumer_max_offset_lag{{{at}}} 3")
         assert lag() == (700, False)
         replica._down("refused")
@@ -344,7 +344,7 @@ def test_alarms_are_unknown_while_their_metrics_cannot_be_read(monkeypatch: pyte
     now_ns = 10 * S
     monkeypatch.setattr(rabbitmq, "boot_ns", lambda: now_ns)
     ready = f'{D}queue_messages_ready{{vhost="/",queue="q"}} 7'
-    answers = PerObject({"/metrics/detailed": told("alone", ready)})
+    answers = PerObject({"/metrics/detailed": page("alone", ready)})
     node = RabbitQueues(RabbitUrl("127.0.0.1"))
     node._client = answers  # type: ignore[assignment]
     try:
