@@ -92,8 +92,8 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
     demand, rate = "coalesce(cost, 1)", "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
     each = (
         f"SELECT (t_ns - {first}) // {every} AS piece, sum({demand}) AS requested, coalesce(sum({demand}) FILTER"
-        f" (result IN ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most,"
-        " bool_or(unlimited) AS free FROM limiter_decision WHERE"
+        f" (result IN ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL)"
+        " AS most, bool_or(unlimited) AS free FROM limiter_decision WHERE"
         f" {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid,"
         " proc_start_ns, member, key"
     )
