@@ -379,10 +379,25 @@ def test_a_directory_that_no_agent_has_used_is_no_good_news(tmp_path: Path) -> N
     assert "no agent has written there yet" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        {
+            column.name
+            for table in TABLES.values()
+            for column in table.columns
+            if column.unit == "ns" and "CLOCK_BOOTTIME" in column.meaning
+        }
+    ),
+)
+def test_a_time_since_boot_is_shown_as_one(name: str) -> None:
+    assert cells.cell(name, 18_476_000_000_000) == "boot+18476.000000"
+
+
 def test_a_store_without_an_agent_is_reported(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=boot_ns() - 100 * 10**9, comm=b"x"))
     done = verb(tmp_path, "query", "tcp_reset")
-    assert "no agent writes this store now; its newest row is 0:01:4" in done.stderr
+    assert "no agent writes this store now; its newest row is 1m4" in done.stderr
     assert done.returncode == 0
     store = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
     assert "no agent" not in verb(tmp_path, "query", "tcp_reset").stderr
