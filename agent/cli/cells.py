@@ -35,6 +35,7 @@ _BOOT_TIMES = {
     "was_due_ns",
     "is_due_ns",
     "polled_ns",
+    "alt_ns",
 }
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns", "due_wall_ns"}
 _OFFSETS = {
