@@ -135,10 +135,19 @@ def _moment(text: str) -> datetime:
 
 @dataclass(frozen=True)
 class Window:
-    """since inclusive, until exclusive; None is open."""
+    """since inclusive, until exclusive; None is open. Raises AgentError (exit 2) if until is before since."""
 
     since: Bound | None = None
     until: Bound | None = None
+
+    def __post_init__(self) -> None:
+        since, until = self.since, self.until
+        if since is None or until is None:
+            return
+        reversed_walls = since.wall_ns is not None and until.wall_ns is not None and until.wall_ns < since.wall_ns
+        if reversed_walls or (until.boot_id == since.boot_id and until.t_ns < since.t_ns):
+            remedy = "give an earlier --since (--help has its default)"
+            raise AgentError("--until is before --since", remedy=remedy, exit_code=USAGE)
 
     def rows(self) -> list[str]:
         """Conditions on a row's own time."""

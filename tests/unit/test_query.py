@@ -199,6 +199,8 @@ def test_windows_are_relative_dated_and_since_boot(tmp_path: Path) -> None:
     assert pids("--until", iso + "+00:00") == {700, 1800}
     bad = verb(tmp_path, "query", "tcp_reset", "--since", "the day before")
     assert (bad.returncode, "boot+SECONDS" in bad.stderr) == (2, True)
+    for since, until in (("1m", "2m"), ("boot+2", "boot+1"), ("2026-11-20 10:00", "2026-11-20 09:00"), ("", "1m")):
+        assert verb(tmp_path, "query", "tcp_reset", "--since", since, "--until", until).returncode == 2
 
 
 def test_gaps_are_the_losses_that_overlap_the_window(tmp_path: Path) -> None:
