@@ -329,7 +329,7 @@ def _assemble(
         "time_daemons": Shown(daemons, daemons.state),
         "intake": Shown(intake, intake.state),
         "programs": Shown(targets.unprobed_programs, targets.unprobed_programs.reported),
-        "examining": Shown(targets, targets.examining),
+        "analysis": Shown(targets, targets.analysis),
     }
     shown |= {"investigation": Shown(profiling, profiling.state)} if profiling is not None else {}
     shown |= {"otlp_receiver": Shown(receiver, receiver.state)} if receiver is not None else {}

@@ -44,7 +44,7 @@ struct tcp_socket {
 	u8 seen;
 	u8 frames;		/* it uses HTTP/2, without TLS */
 	u8 pad;
-	u32 charged_uid;		/* the user whose share has its place and its events (tcp_charge_client) */
+	u32 charged_uid;		/* the user whose share it and its events use (tcp_charge_client) */
 	u32 measured;		/* when the segment of the last RACK round trip was sent, us, the low half */
 	struct proc proc;
 	struct sock_ref sock;

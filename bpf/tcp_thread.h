@@ -19,7 +19,7 @@ struct tcp_thread {
 	u32 calls;
 	u32 next;		/* next element of received to use */
 	u32 doubt;		/* so many calls may belong to reads without room */
-	u32 uid;		/* whose share has its place */
+	u32 uid;		/* the user whose share it uses */
 	struct tcp_received received[TCP_RECEIVED];
 };
 #define TCP_THREADS_EACH_NS 60000000000ull

@@ -28,7 +28,7 @@ struct tls_inside {	/* a thread inside a call */
 	u64 enter_ns;
 	u64 read;		/* bytes read from the BIO before */
 	u32 nested;
-	u32 uid;		/* whose share has its place */
+	u32 uid;		/* the user whose share it uses */
 };
 
 struct tls_process {

@@ -18,7 +18,7 @@ struct tls_open {	/* a handshake under way */
 	u64 used;		/* the socket that a call used itself, 0 for none */
 	u32 base;		/* the handshake's beginning in its stream */
 	u32 verdict;		/* of the last call */
-	u32 uid;		/* whose share has its place */
+	u32 uid;		/* the user whose share it uses */
 	u32 pad;
 };
 
@@ -249,7 +249,7 @@ static __always_inline void tls_thread_exits(struct control *c, u32 tid)
 		tcp_thread_end(tid);
 }
 
-/* Whose share has the handshake's record: the client's user, if both ends are on this host. */
+/* The user whose share the handshake's record uses: the client's, if both ends are on this host. */
 static __always_inline u32 tls_charged_uid(struct tls_open *o)
 {
 	u64 sk = o->used ? o->used : o->sk;

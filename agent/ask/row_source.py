@@ -109,7 +109,7 @@ def offset_at(source: RowSource, boot_id: str, t_ns: int) -> int | None:
 
 
 def gap_bounds(gap: dict[str, Any]) -> tuple[int, int]:
-    """A loss row's interval, CLOCK_BOOTTIME ns; where an end is not known, the other, or when it was told."""
+    """A loss row's interval, CLOCK_BOOTTIME ns; where an end is not known, the other, or when it was reported."""
     begin, end = (
         next(gap[name] for name in names if gap[name] is not None)
         for names in (("from_ns", "to_ns", "t_ns"), ("to_ns", "t_ns"))

@@ -20,7 +20,7 @@ from agent.errors import USAGE, AgentError
 
 #: The SQL function that turns (boot_id, t_ns) into a struct of the wall columns (agent/store/query.py).
 WALL = "tickscope_wall"
-#: What systemd.time(7) calls the units, but for months and years.
+#: What systemd.time(7) calls the units, with its lengths of months (30.44 days) and years.
 _UNITS_NS = {
     10**6: "ms msec",
     10**9: "s sec second seconds",
@@ -28,11 +28,14 @@ _UNITS_NS = {
     3600 * 10**9: "h hr hour hours",
     86400 * 10**9: "d day days",
     7 * 86400 * 10**9: "w week weeks",
+    2629800 * 10**9: "M month months",
+    31557600 * 10**9: "y year years",
 }
 _UNIT_NS = {name: ns for ns, names in _UNITS_NS.items() for name in names.split()}
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) *([a-z]+) *", re.ASCII)
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) *([a-zM]+) *", re.ASCII)
 _RELATIVE = re.compile(rf"([+-]?) *((?:{_AMOUNT.pattern})+?)(?: *(ago))?", re.ASCII)
 _CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", re.ASCII)
+_WEEKDAY = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]* ")  # as systemctl and journalctl print a time
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _BOOT = re.compile(r"boot\+(\d+(?:\.\d+)?)s?")
 _UNIX = re.compile(r"@(\d+(?:\.\d+)?)")
@@ -125,15 +128,26 @@ def _moment(text: str) -> datetime:
         return datetime.combine(today + timedelta(days=_DAYS[text]), clock())
     if _CLOCK.fullmatch(text):
         return datetime.combine(today, clock.fromisoformat(text.zfill(len(text) + (text[1] == ":"))))
-    return datetime.fromisoformat(text)
+    text = _WEEKDAY.sub("", text, count=1)
+    zone = next((zone for zone in ("UTC", *time.tzname) if text.endswith(f" {zone}")), "")
+    return datetime.fromisoformat(text.removesuffix(f" {zone}") + ("Z" if zone == "UTC" else ""))
 
 
 @dataclass(frozen=True)
 class Window:
-    """since inclusive, until exclusive; None is open."""
+    """since inclusive, until exclusive; None is open. Raises AgentError (exit 2) if until is before since."""
 
     since: Bound | None = None
     until: Bound | None = None
+
+    def __post_init__(self) -> None:
+        since, until = self.since, self.until
+        if since is None or until is None:
+            return
+        reversed_walls = since.wall_ns is not None and until.wall_ns is not None and until.wall_ns < since.wall_ns
+        if reversed_walls or (until.boot_id == since.boot_id and until.t_ns < since.t_ns):
+            remedy = "give an earlier --since (--help has its default)"
+            raise AgentError("--until is before --since", remedy=remedy, exit_code=USAGE)
 
     def rows(self) -> list[str]:
         """Conditions on a row's own time."""

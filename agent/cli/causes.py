@@ -91,6 +91,6 @@ def describe(name: str) -> None:
         if symptom := symptoms().get(name):
             echo(f"symptom  {name}: {symptom.meaning}", 9)
             of = [c.name for c in causes().values() if name in c.explains]
-            echo(f"causes   {', '.join(of) or 'none is asked'}", 9)
+            echo(f"causes   {', '.join(of) or 'none is checked'}", 9)
             echo(f"seen in  {symptom.table}", 9)
             echo(f"next     {symptom.todo}", 9)

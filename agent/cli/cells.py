@@ -15,8 +15,15 @@ from agent.tables import TABLES
 _BOOT_TIMES = {
     "t_ns",
     "proc_start_ns",
+    "by_proc_start_ns",
+    "first_proc_start_ns",
+    "holder_start_ns",
+    "server_start_ns",
     "from_ns",
     "to_ns",
+    "max_from_ns",
+    "begun_ns",
+    "as_of_ns",
     "start_ns",
     "end_ns",
     "last_update_ns",
@@ -28,6 +35,7 @@ _BOOT_TIMES = {
     "was_due_ns",
     "is_due_ns",
     "polled_ns",
+    "alt_ns",
 }
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns", "due_wall_ns"}
 _OFFSETS = {

@@ -89,7 +89,7 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
         with quiet_pipe():
             click.echo("\n".join(text(series, shutil.get_terminal_size((100, 40)).columns)) + "\n")
     if not plot:
-        emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
+        emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps}, units={"step_ns": "ns"})
         if len(rows) < total:
             note(
                 f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until"

@@ -138,7 +138,7 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
         lines += ["", "Timeline"]
         for e in timed:
             lasted = e["end_ns"] - e["t_ns"]
-            entry = f"{_entry(e)}, for {_amount(lasted, 'ns')}" if lasted else _entry(e)
+            entry = _entry(e) if instant(lasted) else f"{_entry(e)}, for {_amount(lasted, 'ns')}"
             lines += _wrapped(f"{_relative(e['t_ns'] - start):>10}  {entry}", "  ", 14)
     for role, title in (("for", "Evidence"), ("against", "Evidence against other causes")):
         its = (e for e in row["evidence"] if e["role"] == role)

@@ -220,17 +220,18 @@ def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> di
     from agent.common.instants import iso
 
     ends = (row["start_ns"], row["end_ns"])
+    took = ends[1] - ends[0]
     walls = source.wall(row["boot_id"], np.array(ends, np.int64)).tolist()
     if people:
         return {
             "began": cell("start_ns", ends[0]) if walls[0] == NULL_I64 else iso(walls[0], 0),
-            "lasted": "-" if instant(took := ends[1] - ends[0]) else duration(took),
+            "lasted": "-" if instant(took) else duration(took),
         }
     began, ended = (None if wall == NULL_I64 else iso(wall) for wall in walls)
     return {
         "began": began,
         "ended": ended if row["state"] == "closed" else None,
-        "lasted_s": (ends[1] - ends[0]) / 1e9,
+        "lasted_s": 0.0 if instant(took) else took / 1e9,
     }
 
 

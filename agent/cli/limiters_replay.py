@@ -175,7 +175,7 @@ def command(
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
 
-    start = since if since or jump else "5m"
+    start = since if since is not None or jump else "5m"
     with opened(
         store, ["limiter_decision", "clock_change", "finding", "loss"], None if jump else start, until, whole=bool(jump)
     ) as source:

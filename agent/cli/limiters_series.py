@@ -20,13 +20,13 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units per second. limit: of all members with a decision in it,
-    units per second; None if unknown or unlimited.
+    """One interval, CLOCK_BOOTTIME ns. requested, admitted: units per second. limit: of all members with a decision in
+    it, units per second; None if unknown or unlimited.
     """
 
     from_ns: int
     to_ns: int
-    asked: float
+    requested: float
     admitted: float
     limit: float | None
 
@@ -48,7 +48,7 @@ class LimiterSeries:
 
     def most(self) -> float:
         """The largest rate."""
-        return max((max(p.asked, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
+        return max((max(p.requested, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
 
 
 def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:
@@ -91,14 +91,14 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
 
     demand, rate = "coalesce(cost, 1)", "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
     each = (
-        f"SELECT (t_ns - {first}) // {every} AS piece, sum({demand}) AS asked, coalesce(sum({demand}) FILTER (result IN"
-        f" ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most,"
-        " bool_or(unlimited) AS free FROM limiter_decision WHERE"
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({demand}) AS requested, coalesce(sum({demand}) FILTER"
+        f" (result IN ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL)"
+        " AS most, bool_or(unlimited) AS free FROM limiter_decision WHERE"
         f" {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid,"
         " proc_start_ns, member, key"
     )
     found = source.run(
-        "SELECT piece, sum(asked), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free),"
+        "SELECT piece, sum(requested), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free),"
         f" false) THEN sum(most) END FROM ({each}) GROUP BY piece ORDER BY piece"
     )
     lines = {int(row[0]): row for row in found.rows}

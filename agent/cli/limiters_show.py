@@ -83,7 +83,9 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
             }
         )
     else:
-        emit_rows([asdict(piece) for piece in drawn.pieces], fmt, ("from_ns", "to_ns", "asked", "admitted", "limit"))
+        emit_rows(
+            [asdict(piece) for piece in drawn.pieces], fmt, ("from_ns", "to_ns", "requested", "admitted", "limit")
+        )
 
 
 def _one(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from agent.cli.output import coloured
 from agent.common.printable import printable
 
 #: The drawn series, the topmost last: name, colour, character for a terminal without Braille.
-_SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
+_SERIES = (("requested", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 
 
 def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 12) -> list[str]:
@@ -44,7 +44,7 @@ def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 1
 def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
     """Requested and admitted units as numbers, one per line."""
     demand, admitted = (
-        sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in series.pieces) for name in ("asked", "admitted")
+        sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in series.pieces) for name in ("requested", "admitted")
     )
     of = (
         f"{row['members']} members"
@@ -55,7 +55,7 @@ def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
     )
     each = f", {'among' if row['differing'] else 'for each of'} {of}" if of else ""
     lines = [
-        ("asked", f"{demand:,.0f} units, {max((p.asked for p in series.pieces), default=0.0):g}/s at most"),
+        ("requested", f"{demand:,.0f} units, {max((p.requested for p in series.pieces), default=0.0):g}/s at most"),
         ("admitted", f"{admitted:,.0f} ({_share(admitted, demand)})"),
         ("refused", f"{demand - admitted:,.0f} ({_share(demand - admitted, demand)})"),
         (
@@ -73,7 +73,7 @@ def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
         ("back by D", row["on_step_back"] or "not known"),
         ("forward by D", row["on_step_forward"] or "not known"),
         ("library", " ".join(filter(None, (row["library"], row["version"]))) or "not known"),
-        ("asked in", _place(row)),
+        ("call site", _place(row)),
         (
             "process",
             f"{printable(row['comm'] or '')} {row['pid']}, {row['state']}" if row["pid"] is not None else "not known",

@@ -40,11 +40,11 @@ def command(path: str, duration: float | None, since: str | None, until: str | N
     from agent.store.follow import Follower
     from agent.store.recorder import Recorder, wait_for_head
 
-    if until and not since:
+    if until is not None and since is None:
         raise click.UsageError("--until needs --since")
-    if since and duration:
+    if since is not None and duration:
         raise click.UsageError("--since and --duration cannot be used together")
-    if since:
+    if since is not None:
         _past(path, store, since, until)
         return
     dir_fd = segments.open_dir(store)

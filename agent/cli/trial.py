@@ -133,7 +133,7 @@ class Trial:
             question = arguments_of(one, seen()[own_name(one.name)].functions[0], is_shared(one))
             analyzers.analyze(NAME, [fd], declared=[question], near=True)(lambda *answer, to=answers: to.append(answer))
             pump_until(lambda of=answers: bool(of), [analyzers], _ANALYZED_S)  # type: ignore[misc]
-            facts, error = answers[0] if answers else (None, TimeoutError("examining it took too long"))
+            facts, error = answers[0] if answers else (None, TimeoutError("its analysis took too long"))
             self._judge(one, fd, facts, error)
 
     def _judge(self, one: OwnFunction, fd: int, facts: list[dict[str, Any]] | None, error: Exception | None) -> None:

@@ -102,14 +102,16 @@ def _note(episode: Episode, row: np.void) -> None:
 
 
 def symptom(how: str, first: Callable[[Episode], Words], **more: Any) -> Symptom:
-    """What both have in common. how: the messages came; first: what is to be said of the first of them."""
+    """What both have in common. how: the messages came; first: what the sentence has about the first of them."""
     metric = more["name"]
 
     def clause(episode: Episode) -> Words:
         facts = episode.facts
+        n = facts.get(metric, episode.value)
         return render(
-            "{n} of {all} {queue} were {came} {how} {when} ({id} {first})",
-            n=value(facts.get(metric, episode.value)),
+            "{n} of {all} {queue} {were} {came} {how} {when} ({id} {first})",
+            n=value(n),
+            were="was" if n == 1 else "were",
             all=value(facts.get("messages", episode.value), "message"),
             queue=render("of {queue}", queue=episode.subject),
             came="produced" if facts.get("produced") else "consumed",

@@ -23,7 +23,7 @@ from agent.correlate.rows import LastRows, OfSecond, among, columns_of, groups, 
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
-from agent.correlate.words import peer, process, text
+from agent.correlate.words import identity, peer, process, text
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
@@ -154,7 +154,7 @@ class StreamWatch(Watch):
 
     def _sends_nothing(self, row: np.void) -> Stall | None:
         """The wait is that of a server's end that reads."""
-        reader, raw, waited = _who(row), row["peer"].tobytes(), int(row["max_ns"])
+        reader, raw, waited = identity(row), row["peer"].tobytes(), int(row["max_ns"])
         server = self._servers.get((*reader[:2], raw))
         if server is None or waited < _LEAST_NS["sender_stalled"] or 0 <= int(row["count"]) < 3:
             return None
@@ -177,7 +177,7 @@ class StreamWatch(Watch):
 
     def _reads_nothing(self, row: np.void) -> Stall | None:
         """The wait is that of a client's end that writes, to a reader of this host."""
-        writer, server, waited = _who(row), row["peer"].tobytes(), int(row["max_ns"])
+        writer, server, waited = identity(row), row["peer"].tobytes(), int(row["max_ns"])
         ends = {(pid, tick, raw[:16]) for (pid, tick, raw), at in self._servers.items() if at == server}
         if not ends or writer[:2] not in {(pid, tick) for at, _, pid, tick in self._clients if at == server}:
             return None
@@ -244,7 +244,3 @@ class StreamWatch(Watch):
             waited = float(stall.to_ns - stall.from_ns)
             if not self.extended(symptom, slot, second, waited, stall.to_ns):
                 self.begin(symptom, slot, second, waited, 1)
-
-
-def _who(row: np.void) -> Process:
-    return int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])

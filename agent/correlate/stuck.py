@@ -18,7 +18,7 @@ from agent.correlate.rows import OfSecond, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.correlate.watch import Watch
-from agent.correlate.words import peer, process, text
+from agent.correlate.words import identity, peer, process
 from agent.tables import TABLES
 
 _CONNECTION = TABLES["socket_queue"].code("kind", "connection")
@@ -115,7 +115,7 @@ class StuckWatch(Watch):
             key, t_ns, shut_ns, acked = (int(row[name]) for name in ("sock_id", "t_ns", "shut_ns", "acked_bytes"))
             other = others.get((int(row["netns"]), row["peer"].tobytes(), end.tobytes()))
             before = self._known.get(key)
-            reader = _who(other) if other is not None and other["pid"] > 0 else None
+            reader = identity(other) if other is not None and other["pid"] > 0 else None
             unread = int(other["recv_q_bytes"]) if other is not None else 0
             shut = shut_ns - before.shut_ns if before is not None else 0
             if (
@@ -140,7 +140,7 @@ class StuckWatch(Watch):
             server, far = (end.tobytes(), row["peer"].tobytes()) if serves else (row["peer"].tobytes(),) * 2
             new = before is not None or second > began + self.config.warm_s
             self._known[key] = Jam(
-                _who(row),
+                identity(row),
                 reader,
                 int(row["netns"]),
                 server,
@@ -161,7 +161,3 @@ class StuckWatch(Watch):
         key = jam.netns, jam.peer, jam.reader or ()
         subject = f"connection of {process(comm, pid)} to {name}"
         return Episode(symptom, key, slot, subject, f"{pid} to {name}", pid=pid, start_tick=tick, comm=comm)
-
-
-def _who(row: np.void) -> tuple[int, int, str]:
-    return int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])

@@ -8,12 +8,15 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from string import Formatter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.common.address import UNIX, addr_text, peer_text
 from agent.common.printable import printable
 from agent.common.recent import Recent
 from agent.common.sentence import Piece, Value, plain
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: A text, or pieces of one.
 Words = str | tuple[Piece, ...]
@@ -119,6 +122,11 @@ def amid(words: Words, subject: str) -> Words:
 def text(stored: bytes) -> str:
     """A stored text; bytes that are not UTF-8 are shown escaped."""
     return stored.decode("utf-8", "backslashreplace")
+
+
+def identity(row: np.void) -> tuple[int, int, str]:
+    """The process of a row: pid, start in ticks of 10 ms, command name."""
+    return int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
 
 
 def process(comm: str, pid: int | None) -> str:

@@ -1,7 +1,7 @@
 """The workload's supervisor: starts the parts, stalls Redis now and then, and leaves nothing behind.
 
 Run as a process of its own by agent.demo.session. It ends when its standard input closes, at SIGTERM or SIGINT, or when
-the process that started it is gone; then it ends the agent too, whose pid it is told on standard input. (A parent-death
+the process that started it is gone; then it ends the agent too, whose pid it gets on standard input. (A parent-death
 signal cannot do that: the agent's change of user clears it.) Its children die with it; should it be killed itself, the
 next start removes its directory.
 """

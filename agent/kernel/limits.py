@@ -38,7 +38,7 @@ LAYERS_A_SECOND = 64
 #: The part of the time that inspections may take; a user has a quarter of it (agent/common/fairness.py), root is
 #: exempt. Burst after a pause, s. The longest time that one inspection counts, s, so that a process that was stopped
 #: for hours does not wait for days.
-LOOKS_PART, LOOKS_MOST_S = 0.4, 8.0
+INSPECTION_PART, INSPECTION_MOST_S = 0.4, 8.0
 LONGEST_S = 60.0
 
 #: The part of this process's descriptors that probes may take.
@@ -60,7 +60,7 @@ BOUNDS = (
         "descriptors for probes",
         f"half of RLIMIT_NOFILE (at most {MOST_DESCRIPTORS:,}); of these 1/4 per user",
         "no probes until the next full scan (10 s) finds room",
-        "`tickscope probes`, `status` (`examining.probe_descriptors`)",
+        "`tickscope probes`, `status` (`analysis.probe_descriptors`)",
         setting="`LimitNOFILE`",
     ),
     UpperBound(
@@ -68,13 +68,13 @@ BOUNDS = (
         "analysis of one file",
         f"{ANALYZER_CPU_S} s of CPU time, {ANALYZER_WALL_S:g} s elapsed, {ANALYZER_EXTRA_BYTES >> 20} MiB of memory",
         f"not watched; retried up to {TRIES} times if the machine was busy or the analyzer was killed",
-        "`tickscope probes`, `status` (`examining.overruns`)",
+        "`tickscope probes`, `status` (`analysis.overruns`)",
     ),
     UpperBound(
         "programs",
-        "share of time for examining processes of users other than root",
-        f"{LOOKS_PART / 4:.0%} per user, {LOOKS_PART * 3 / 4:.0%} in all",
-        "examined later",
+        "share of time for inspecting processes of users other than root",
+        f"{INSPECTION_PART / 4:.0%} per user, {INSPECTION_PART * 3 / 4:.0%} in all",
+        "inspected later",
         "-",
     ),
     UpperBound(
@@ -101,10 +101,10 @@ BOUNDS = (
     ),
     UpperBound(
         "programs",
-        "processes waiting to be examined",
+        "processes waiting to be inspected",
         SCANS_WAITING,
         "found by the full scan (10 s)",
-        "`status` (`examining.scans_dropped`)",
+        "`status` (`analysis.scans_dropped`)",
         shared=True,
     ),
     UpperBound(

@@ -225,7 +225,7 @@ class LimiterLibrary:
         if self.clock not in CLOCKS:
             raise ValueError(f"{self.library}: no clock {self.clock!r}: one of {', '.join(CLOCKS)}")
         if not self.steps:
-            raise ValueError(f"{self.library}: what a step does to it is not said")
+            raise ValueError(f"{self.library}: the effect of a step is missing")
 
     def step(self, version: str = "") -> Step:
         """The effect of a step on a version; for an unknown version, the last declared one."""

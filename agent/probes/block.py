@@ -15,7 +15,7 @@ PROBE = Probe(
             target="block_io_start",
             on_demand=True,
             optional=True,
-            loses="who asked, where a thread of the kernel's hands it on",
+            loses="which process requested it, if a kernel thread issues it",
         ),
     ),
     maps=("block_sums", "block_requests"),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from agent.common.clocks import boot_ns
-from agent.common.tls import TlsKeys, unverified
+from agent.common.tls import IN_SECTION, unverified
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -70,15 +70,18 @@ _CONNECTIONS = (
 CLOSED = "it closes the connection: if the port wants TLS or a login, set `tls` or `user`"
 #: Parts of librdkafka's texts about TLS and logins -> what is wrong, with the keys of the setting.
 _REMEDIES = (
-    (("ssl.ca.location failed",), "the file of `ca` cannot be read: it is PEM, readable to user tickscope"),
-    (("ssl.certificate.location", "ssl.key.location"), "`certificate` or `key` cannot be read, or do not match"),
+    (("ssl.ca.location failed",), "`ca_file` cannot be read: it is PEM, readable to user tickscope"),
+    (
+        ("ssl.certificate.location", "ssl.key.location"),
+        "`certificate_file` or `key_file` cannot be read, or do not match",
+    ),
     (
         ("certificate verify failed", "could not be verified"),
-        unverified(keys=TlsKeys("`ca`", "`certificate`", "`servers`")),
+        unverified(keys=IN_SECTION._replace(address="`servers`")),
     ),
     (
         ("alert certificate", "alert bad certificate", "alert unknown ca", "alert handshake failure"),
-        "it refused our certificate, or got none: set `certificate`, `key`",
+        "it refused our certificate, or got none: set `certificate_file`, `key_file`",
     ),
     (
         ("PLAINTEXT broker listener", "wrong version number", "packet length too long", "record layer failure"),

@@ -53,7 +53,7 @@ _WORDS = {
 _RESULTS = {word: TABLE.by_name["result"].code(result) for result, words in _WORDS.items() for word in words.split()}
 _SOURCES = frozenset(TABLE.by_name["source"].names)
 _SOURCE = TABLE.by_name["source"].code("otlp")
-#: A service of which nobody has said what it is called.
+#: How OpenTelemetry SDKs name a service without a name of its own.
 _UNNAMED = "unknown_service"
 Value = str | int | float | bool
 

@@ -44,6 +44,6 @@ class ReceiverSettings:
         None,
         value(_address, "address:port of loopback, or empty"),
         "address that receives OTLP over HTTP from programs of this host, such as 127.0.0.1:24318. Spans and logs of"
-        " rate limiters become decisions; see docs/adapters.md",
+        " rate limiters become decisions; see docs/limiters-report.md",
     )
     grpc: None = setting(None, value(_grpc, "empty"))

@@ -287,7 +287,7 @@ class Loop:
                 self.lost[key] += max(int(row["count"]), 0)
 
     def _count_losses(self, now_ns: int, since_ns: int = AGAIN_NS) -> None:
-        """Turns what sinks say they dropped since the last look into ``loss`` rows, and what left out sources did not
+        """Turns what sinks dropped since the last call into ``loss`` rows, and what left out sources did not
         see for ``since_ns``.
         """
         for missing in self.faults.missing(now_ns, since_ns):

@@ -52,7 +52,7 @@ class StatusSettings(NamedTuple):
 
 class Status:
     """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock
-    notices time_daemons intake programs examining investigation``; page: of the metrics, where it is served.
+    notices time_daemons intake programs analysis investigation``; page: of the metrics, where it is served.
     """
 
     ready_s = 0.0
@@ -220,9 +220,9 @@ class Status:
         """Programs and libraries that are not seen, or not wholly, and why."""
         return list(self._state_of("programs", []))
 
-    def examining(self) -> dict[str, int]:
-        """What looking into files takes."""
-        return dict(self._state_of("examining", {}))
+    def analysis(self) -> dict[str, int]:
+        """What the analysis of files takes."""
+        return dict(self._state_of("analysis", {}))
 
     def investigation(self) -> dict[str, Any]:
         """On-demand profiles: what runs now, and their cost so far; empty if they are off."""
@@ -287,7 +287,7 @@ class Status:
             "export": self.export(),
             "helper": self._helper.child.state(),
             "programs": self.programs(),
-            "examining": self.examining(),
+            "analysis": self.analysis(),
             "investigation": self.investigation(),
         }
 

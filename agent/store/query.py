@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +14,7 @@ from agent.ask.names import mentioned
 from agent.ask.question import Question, Spread
 from agent.ask.window import Bound, Window, parse
 from agent.columns import NULL_I64
+from agent.common.duration import brief
 from agent.common.host import boot_id as this_boot
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
@@ -59,7 +59,7 @@ class Session(Answers):
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
         known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
-        self.window = Window(*(parse(t, known) if t else None for t in (since, until)))
+        self.window = Window(*(None if t is None else parse(t, known) for t in (since, until)))
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
         self._open()
@@ -105,8 +105,8 @@ class Session(Answers):
             return []
         if taken.boots[-1] != this_boot():
             return ["no agent has written this store since this host was booted"]
-        age = timedelta(seconds=max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) // 10**9)
-        return [f"no agent writes this store now; its newest row is {age} old (hours, minutes, seconds)"]
+        age = brief(max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) / 1e9)
+        return [f"no agent writes this store now; its newest row is {age} old"]
 
     def _outage(self) -> list[str]:
         """A note that the agent cannot write: rows are delayed or lost."""

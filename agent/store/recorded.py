@@ -60,7 +60,7 @@ class Recorded(Answers):
             raise
         self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
         self._clock = np.concatenate(clock)
-        self.window = Window(*(self.bound(t) if t else None for t in (since, until)))
+        self.window = Window(*(None if t is None else self.bound(t) for t in (since, until)))
         self._db = duck.connected(self._wall)
         held = rows.tables()
         for table in self._tables:

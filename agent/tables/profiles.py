@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.columns import enum, f64, hist, i64, text
 from agent.tables.names import SYMPTOMS
-from agent.tables.shared import INTERVAL, LOOK, PROC, table
+from agent.tables.shared import INTERVAL, INVESTIGATION, PROC, table
 
 DECLARED = (
     table(
@@ -34,7 +34,7 @@ DECLARED = (
         "the time that threads of a process did not run during an on-demand profile, for one stack. Rows with the most"
         " time come first",
         *PROC,
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         enum(
             "state",
@@ -77,7 +77,7 @@ DECLARED = (
         "the CPU time of a process during an on-demand profile, for one thread and stack. Rows with the most time come"
         " first",
         *PROC,
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         text("syscall", 24, "current system call; empty: none, it ran its own code", "syscall.name"),
         i64("count", "number of samples"),
@@ -90,7 +90,7 @@ DECLARED = (
         "the requests of one process to one disk during an on-demand profile; op all: the requests of"
         " all processes to that disk",
         *PROC,
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         text("device", 16, "the disk: sda nvme0n1 dm-0"),
         enum("op", "read write flush discard other all", "all: all operations of all processes"),
@@ -112,7 +112,7 @@ DECLARED = (
         "lock_contention",
         "the waits of one process for one kernel lock on one kernel stack during an on-demand profile",
         *PROC,
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         text("lock", 64, "name of the lock, else of the function that takes it"),
         text("address", 20, "address of the lock"),
@@ -132,7 +132,7 @@ DECLARED = (
         "memory_stall",
         "the time that the threads of one process spent in memory reclaim or compaction during an on-demand profile",
         *PROC,
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         enum("kind", "reclaim compaction", "reclaim of pages, or compaction for huge pages"),
         i64("count", "number of stalls"),
@@ -144,7 +144,7 @@ DECLARED = (
     table(
         "syn_ack",
         "the times from the arrival of a SYN to its SYN-ACK, for one local port, during an on-demand profile",
-        LOOK,
+        INVESTIGATION,
         INTERVAL,
         i64("netns", "inode number of the network namespace"),
         i64("sport", "local port", "", "network.local.port"),

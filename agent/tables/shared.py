@@ -44,4 +44,4 @@ BY = (
 )
 
 #: Of rows that are made while something is wrong only, and for seconds (agent/investigate/).
-LOOK = text("investigation", 16, "id of the on-demand profile that made the row; empty: none")
+INVESTIGATION = text("investigation", 16, "id of the on-demand profile that made the row; empty: none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.columns import boolean, enum, f64, hist, i64, peer, text
-from agent.tables.shared import BASIS, BY, INTERVAL, LOOK, PROC, table
+from agent.tables.shared import BASIS, BY, INTERVAL, INVESTIGATION, PROC, table
 
 DECLARED = (
     table(
@@ -27,7 +27,7 @@ DECLARED = (
         i64("max_ns", "longest duration", "ns"),
         i64("run_queue_ns", "with basis blocked: time runnable but not running", "ns"),
         hist("ns"),
-        LOOK,
+        INVESTIGATION,
         measure="max_ns",
     ),
     table(

@@ -122,15 +122,15 @@ class _Analyzer:
         if code is not None:
             self.child.end()
             if code == -signal.SIGXCPU:
-                return AnalysisFailed(f"examining it took more than {ANALYZER_CPU_S} s of CPU time", overrun=True)
-            return AnalysisFailed(f"the process that examined it ended with {how(code)}", overrun=True, passing=True)
+                return AnalysisFailed(f"its analysis took more than {ANALYZER_CPU_S} s of CPU time", overrun=True)
+            return AnalysisFailed(f"its ELF analyzer ended with {how(code)}", overrun=True, passing=True)
         if time.monotonic() - self.since_s <= (ANALYZER_WALL_S if self.ready else ANALYZER_START_S):
             return None
         self.end()
         error_text = (
-            f"examining it took more than {ANALYZER_WALL_S:.0f} s"
+            f"its analysis took more than {ANALYZER_WALL_S:.0f} s"
             if self.ready
-            else f"the process to examine it did not start within {ANALYZER_START_S:.0f} s"
+            else f"its ELF analyzer did not start within {ANALYZER_START_S:.0f} s"
         )
         return AnalysisFailed(error_text, overrun=True, passing=True)
 
@@ -220,7 +220,7 @@ class AnalyzerPool:
                     self._report(
                         analyzer,
                         None,
-                        OSError(error.errno, f"cannot start the process that examines it: {error.strerror}"),
+                        OSError(error.errno, f"cannot start its ELF analyzer: {error.strerror}"),
                     )
 
     def _check(self, analyzer: _Analyzer) -> None:

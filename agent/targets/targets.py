@@ -20,9 +20,9 @@ from agent.common.fairness import Budget, Places, UserQueues
 from agent.common.pace import BEAT_NS, beat_after
 from agent.contracts import Due, Readable
 from agent.kernel.limits import (
+    INSPECTION_MOST_S,
+    INSPECTION_PART,
     LONGEST_S,
-    LOOKS_MOST_S,
-    LOOKS_PART,
     ROOT_SCANS_AT_A_TIME,
     SCANS_AT_A_TIME,
     SCANS_WAITING,
@@ -108,7 +108,7 @@ class Targets(Readable, Due):
         self._scans: list[ProcessScan] = []  # of all kinds
         self._scanned_pids: set[int] = set()
         self._running = Places(SCANS_AT_A_TIME, a_user=1)
-        self._budget = Budget(LOOKS_PART, LOOKS_MOST_S, root=False)
+        self._budget = Budget(INSPECTION_PART, INSPECTION_MOST_S, root=False)
         #: Of new roots of containers. They have places of their own, since the first programs there soon make TLS
         #: handshakes.
         self._root_scans = Places(ROOT_SCANS_AT_A_TIME, a_user=1)
@@ -214,7 +214,7 @@ class Targets(Readable, Due):
         self.files.close()
         self.analyzers.close()
 
-    def examining(self) -> dict[str, int]:
+    def analysis(self) -> dict[str, int]:
         """For ``status``: running ELF analyzers, questions that exceeded a limit, scans that were dropped because the
         queue was full, and the descriptors that probes take and may take.
         """

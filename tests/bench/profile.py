@@ -89,7 +89,7 @@ def main() -> None:
         none = [one[i] for one in found[_NONE]]
         for name, its in found.items():
             if name != _NONE:
-                output = f"redis-benchmark {given.command}, a look: {name}: {what}"
+                output = f"redis-benchmark {given.command}, a profile: {name}: {what}"
                 report(output, mean_ratio([one[i] for one in its], none), "nothing attached", "-")
 
 

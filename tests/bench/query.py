@@ -159,9 +159,9 @@ def peak(*argv: str) -> tuple[float, float]:
         assert verb.stdout is not None and verb.stderr is not None
         verb.stdout.readline()
         verb.stdout.close()
-        said = verb.stderr.read()
-    found = re.search(r"VmHWM:\s*(\d+) kB", said)
-    assert verb.returncode == 0 and found, said
+        reported = verb.stderr.read()
+    found = re.search(r"VmHWM:\s*(\d+) kB", reported)
+    assert verb.returncode == 0 and found, reported
     return time.perf_counter() - start, int(found[1]) / 1024
 
 

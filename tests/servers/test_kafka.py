@@ -653,7 +653,11 @@ def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -
     keys, failures, words = {
         "password": (sasl, ("login",), b"Authentication failed"),
         "file": ({**sasl, "password_file": "/nonexistent"}, ("login",), b"No such file"),
-        "certificate": ({"tls": True, "ca": str(kafka.other_ca)}, ("login", "other"), b"certificate verify failed"),
+        "certificate": (
+            {"tls": True, "ca_file": str(kafka.other_ca)},
+            ("login", "other"),
+            b"certificate verify failed",
+        ),
         "plain": ({}, ("closed", "no_answer", "other"), b""),
     }[wrong]
     queue = login(kafka, **keys)
@@ -666,7 +670,7 @@ def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -
 
 
 def test_tls_with_the_right_certificate(kafka: Kafka) -> None:
-    queue = login(kafka, tls=True, ca=str(kafka.ca), groups=["nobody"])
+    queue = login(kafka, tls=True, ca_file=str(kafka.ca), groups=["nobody"])
     until_rows(queue, lambda rows: rows["reason"][0].startswith(b"no such consumer group"))
     queue.close()
 

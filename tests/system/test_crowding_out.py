@@ -147,8 +147,8 @@ def test_a_user_who_maps_many_libraries_takes_only_his_share_of_the_descriptors(
             lambda: any("share of probe descriptors is used up" in p["reason"] for p in agent.status()["programs"])
         )
         assert shake(agent) == 3
-        examining = agent.status()["examining"]
-        assert examining["probe_descriptors"] <= examining["probe_descriptors_limit"] * 3 // 4
+        analysis = agent.status()["analysis"]
+        assert analysis["probe_descriptors"] <= analysis["probe_descriptors_limit"] * 3 // 4
         assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < DESCRIPTORS * 5 // 6  # some 300 are its own
         rows = agent.rows("probe_status", "probe = 'tls:libssl.so.3'", 1)
         assert any("user 65534's share" in r["reason"] and "LimitNOFILE" in r["remedy"] for r in rows)

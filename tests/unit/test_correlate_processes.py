@@ -301,12 +301,13 @@ def test_what_has_no_length_is_not_asked_to_last(ns: int, none: bool) -> None:
         "culprit_comm": "worker",
         "culprit_object": "",
         "causes": [],
-        "evidence": [],
+        "evidence": [{"role": "timeline", "what": "process_gone", "object": "", "t_ns": T0, "end_ns": T0 + ns}],
         "ruled_out": [],
         "sentence_parts": [],
     }
     lines = " ".join(timeline(row, NULL_I64))
     assert ("over at once" in lines) == none
+    assert ("for 1ms" in lines) != none and "for 1ns" not in lines
     assert ("lasted 1ms" in lines) != none
 
 

@@ -249,7 +249,7 @@ SENTENCES = [
             behind=3.0,
             produced=1.0,
         ),
-        "1 of 1 message of redis queue mails were produced out of order WHEN (mail-1 was 3 behind)",
+        "1 of 1 message of redis queue mails was produced out of order WHEN (mail-1 was 3 behind)",
     ),
     (
         episode(

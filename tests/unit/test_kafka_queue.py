@@ -65,7 +65,7 @@ def test_what_is_no_cluster_is_refused_without_its_password(given: str) -> None:
 
 
 SECTIONS = [
-    ("{servers: 'a:1', tls: true, ca: /ca.pem}", ""),
+    ("{servers: 'a:1', tls: true, ca_file: /ca.pem}", ""),
     ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
     ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
     ("{servers: 'a:1', topics: ['a.b-c_*', '[a-c]?', '[!d]'], id: a/0/b, seq: 'header:x/y'}", ""),
@@ -76,9 +76,9 @@ SECTIONS = [
     ("{servers: 'a:1', seq: n}", "seq needs id"),
     ("{servers: 'a:1', id: 'header:'}", "such as order/id, or header:NAME"),
     ("{groups: [a]}", "it has no servers: write `servers"),
-    ("{servers: 'a:1', ca: /ca.pem}", "need `tls: true`"),
-    ("{servers: 'a:1', tls: true, ca: ca.pem}", "must be an absolute path"),
-    ("{servers: 'a:1', tls: true, certificate: /c.pem}", "certificate and key must be set together"),
+    ("{servers: 'a:1', ca_file: /ca.pem}", "need `tls: true`"),
+    ("{servers: 'a:1', tls: true, ca_file: ca.pem}", "must be an absolute path"),
+    ("{servers: 'a:1', tls: true, certificate_file: /c.pem}", "certificate_file and key_file must be set together"),
     ("{servers: 'a:1', user: me}", "user must be set together with"),
     ("{servers: 'a:1', user: me, password: secret}", "there is no setting kafka.0.password"),
     ("{servers: 'a:1', user: me, password_variable: HOME}", "must begin with TICKSCOPE_KAFKA_"),
@@ -753,7 +753,7 @@ def test_records_that_are_deleted_behind_the_group_are_no_loss(
             "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: verify that ssl.ca.location",
             False,
             "login",
-            "set `ca` to its authority",
+            "set `ca_file` to its authority",
         ),
         ("SSL handshake failed: error:0A00010B:SSL routines::wrong version number", False, "login", "no TLS"),
         (
@@ -762,8 +762,18 @@ def test_records_that_are_deleted_behind_the_group_are_no_loss(
             "login",
             "no TLS",
         ),
-        ("Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required", False, "login", "`key`"),
-        ("SSL handshake failed: error:0A000410:SSL routines::ssl/tls alert handshake failure", False, "login", "`key`"),
+        (
+            "Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required",
+            False,
+            "login",
+            "`key_file`",
+        ),
+        (
+            "SSL handshake failed: error:0A000410:SSL routines::ssl/tls alert handshake failure",
+            False,
+            "login",
+            "`key_file`",
+        ),
         ("Disconnected: requesting ApiVersion: ... (connecting to a SSL listener?) or", False, "closed", "`tls` or"),
         ("Disconnected: verify that ..., broker might require SASL authentication", False, "closed", "`user`"),
         ("SASL authentication error: Authentication failed", True, "login", "failed: see `user`, `mechanism`"),

@@ -1,4 +1,4 @@
-"""The laboratory's rules: who felt a fault, which finding speaks of it, and what that counts."""
+"""The laboratory's rules: who was impacted by a fault, which finding reports it, and what that counts."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_right_by_cause_and_right_in_full() -> None:
     assert score([done()], [finding("process_stopped", culprit_pid=77)])["all"]["top1"] == 1
     assert score([done()], [finding("process_stopped", culprit_pid=78)])["all"]["top1"] == 0
     assert score([done()], [finding("broker_slow", subject="limiter lab:api-tls")])["all"]["top1"] == 0, (
-        "that one felt nothing"
+        "that one was not impacted"
     )
 
 
@@ -357,7 +357,7 @@ def test_servers_of_one_command_name_are_distinguished() -> None:
     )
     assert [len(v.reported) for v in verdicts] == [0, 1]
     verdicts, _ = judge(truth, [finding("broker_slow", sentence="because redis-server pid 7 answered late", **long)])
-    assert [len(v.reported) for v in verdicts] == [1, 0], "nobody is named: the one that was felt"
+    assert [len(v.reported) for v in verdicts] == [1, 0], "nobody is named: the one whose impact was seen"
 
 
 def test_the_commonest_cause_is_the_bar() -> None:

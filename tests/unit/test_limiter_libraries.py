@@ -126,7 +126,7 @@ def take(places: dict[str, str], role: str = "decision") -> Function:
             "a of Take has other places elsewhere",
         ),
         (lambda: LimiterLibrary("l", "go", "sundial", "x", (Step("a", "b"),)), "l: no clock 'sundial'"),
-        (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: what a step does to it is not said"),
+        (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: the effect of a step is missing"),
     ],
 )
 def test_a_wrong_declaration_reports_what_is_wrong(declare: Callable[[], object], reason: str) -> None:

@@ -328,7 +328,7 @@ def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
         assert shown.returncode == 0, shown.stderr
         doc = json.loads(shown.stdout)
         assert sum(
-            piece["asked"] * (piece["to_ns"] - piece["from_ns"]) / 1e9 for piece in doc["rows"]
+            piece["requested"] * (piece["to_ns"] - piece["from_ns"]) / 1e9 for piece in doc["rows"]
         ) == pytest.approx(200)
         assert sum(
             piece["admitted"] * (piece["to_ns"] - piece["from_ns"]) / 1e9 for piece in doc["rows"]

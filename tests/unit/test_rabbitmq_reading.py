@@ -295,7 +295,7 @@ def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() ->
     assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
-def told(cluster: str, *lines: str, its_id: str = "") -> bytes:
+def page(cluster: str, *lines: str, its_id: str = "") -> bytes:
     """What a node of a cluster answers."""
     labels = f'rabbitmq_cluster="{cluster}",rabbitmq_cluster_permanent_id="{its_id}"'
     return "\n".join([f"rabbitmq_identity_info{{{labels}}} 1", *lines, ""]).encode()
@@ -310,7 +310,7 @@ def test_two_clusters_with_one_name_are_not_added_up(ids: str) -> None:
         for second in range(1, 4):
             for node, its_id in zip(nodes, ids, strict=True):
                 lines = f"{D}queue_messages_ready{at} 0", f"{D}queue_messages_published_total{at} {5 * second}"
-                node._read(told("rabbit@rabbit", *lines, its_id=its_id), second * S)
+                node._read(page("rabbit@rabbit", *lines, its_id=its_id), second * S)
         (queue,) = nodes[1]._queues.values()
         assert queue.totals.published == (20 if ids == "xx" else 10)
     finally:
@@ -323,14 +323,14 @@ def test_a_node_that_leaves_its_cluster_takes_back_no_deliveries() -> None:
     at = 'vhost="/",queue="q"'
     ready = f"{D}queue_messages_ready{{{at}}} 7"
     try:
-        nodes[0]._read(told("c", ready), 0)
+        nodes[0]._read(page("c", ready), 0)
         for second, again in ((1, 5), (2, 16)):
-            nodes[1]._read(told("c", f'{D}channel_messages_redelivered_total{{channel="x",{at}}} {again}'), second * S)
-            nodes[0]._read(told("c", ready), second * S)
+            nodes[1]._read(page("c", f'{D}channel_messages_redelivered_total{{channel="x",{at}}} {again}'), second * S)
+            nodes[0]._read(page("c", ready), second * S)
         (queue,) = nodes[0]._queues.values()
         assert queue.totals.redelivered == 11
-        nodes[1]._read(told("another"), 3 * S)
-        nodes[0]._read(told("c", ready), 3 * S)
+        nodes[1]._read(page("another"), 3 * S)
+        nodes[0]._read(page("c", ready), 3 * S)
         assert (queue.totals.redelivered, queue.redelivered) == (0, 0)
     finally:
         for node in nodes:
@@ -342,9 +342,9 @@ def test_a_queue_of_the_setting_that_another_node_leads_is_missing_at_no_other_n
     nodes = [RabbitQueues(RabbitUrl.parse(f"http://{host}?queues=orders,none")) for host in "ab"]
     try:
         for node, lines in zip(nodes, ([f'{D}queue_messages_ready{{vhost="/",queue="orders"}} 7'], []), strict=True):
-            node._read(told("named", *lines), S)
+            node._read(page("named", *lines), S)
         assert [[name for name, _ in node._missing()] for node in nodes] == [[b"none"], [b"none"]]
-        nodes[0]._read(told("named"), 2 * S)
+        nodes[0]._read(page("named"), 2 * S)
         assert [name for name, _ in nodes[1]._missing()] == [b"orders", b"none"]
     finally:
         for node in nodes:
@@ -361,14 +361,14 @@ def test_the_lag_of_a_stream_is_that_of_consumers_at_any_node() -> None:
     ]
 
     def lag() -> tuple[object, object]:
-        leader._read(told("streams", *its), S)
+        leader._read(page("streams", *its), S)
         (queue,) = leader._queues.values()
         row = leader._row(queue, S)
         return row["lag_messages"], row["exact"]
 
     try:
         assert lag() == (None, None)
-        replica._read(told("streams", f"{D}stream_consumer_max_offset_lag{{{at}}} 700"), S)
+        replica._read(page("streams", f"{D}stream_consumer_max_offset_lag{{{at}}} 700"), S)
         its.append(f"{D}stream_consumer_max_offset_lag{{{at}}} 3")
         assert lag() == (700, False)
         replica._down("refused")
@@ -418,7 +418,7 @@ def test_alarms_are_unknown_while_their_metrics_cannot_be_read(monkeypatch: pyte
     now_ns = 10 * S
     monkeypatch.setattr(rabbitmq, "boot_ns", lambda: now_ns)
     ready = f'{D}queue_messages_ready{{vhost="/",queue="q"}} 7'
-    answers = PerObject({"/metrics/detailed": told("alone", ready)})
+    answers = PerObject({"/metrics/detailed": page("alone", ready)})
     node = RabbitQueues(RabbitUrl("127.0.0.1"))
     node._client = answers  # type: ignore[assignment]
     try:
@@ -446,7 +446,7 @@ def test_a_virtual_host_is_hidden_only_if_it_was_there_when_the_api_was_asked(mo
     def hidden(there: list[str], shown: list[str]) -> bool:
         nonlocal now_ns
         lines = [f'{D}queue_messages_ready{{vhost="{vhost}",queue="q"}} 7' for vhost in there]
-        metrics.answers["/metrics/detailed"] = told("alone", *lines)
+        metrics.answers["/metrics/detailed"] = page("alone", *lines)
         api.answers["/api/queues"] = json.dumps([{"vhost": vhost, "name": "q"} for vhost in shown]).encode()
         rows = node.poll()
         now_ns += S

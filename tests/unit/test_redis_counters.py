@@ -137,7 +137,7 @@ def once_only(count: int, at: float, key: str) -> bytes | None:
 
 
 @pytest.mark.parametrize("ends", [1, 2])
-def test_one_expiry_is_no_habit(ends: int) -> None:
+def test_one_expiry_is_no_baseline(ends: int) -> None:
     """Also if the connection is seen at both ends."""
     redis, far = Redis(), []
     for _ in range(200):

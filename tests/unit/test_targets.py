@@ -26,7 +26,7 @@ from agent.common.fairness import Budget
 from agent.kernel import helper as server
 from agent.kernel.helper_client import start
 from agent.kernel.kernel_source import KernelSource
-from agent.kernel.limits import LONGEST_S, LOOKS_PART, MAPPINGS_A_FILE
+from agent.kernel.limits import INSPECTION_PART, LONGEST_S, MAPPINGS_A_FILE
 from agent.kernel.loaded_families import Loaded
 from agent.kernel.steps import Done, Steps, at_once, run
 from agent.kernel.wire_structs import Wire
@@ -316,7 +316,7 @@ def test_of_more_libraries_than_are_checked_those_that_are_asked_for_come_first(
 
 def test_a_user_who_stalls_the_helper_pays_for_all_of_that_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
-    rig.targets._budget = Budget(LOOKS_PART, 0.4, root=False)
+    rig.targets._budget = Budget(INSPECTION_PART, 0.4, root=False)
     with running(1001) as program:
         rig.until(rig.targets._quiet)
         os.kill(rig.helper.pid, signal.SIGSTOP)
@@ -352,4 +352,4 @@ def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: py
     started = np.zeros(5, STARTED)
     started["pid"] = range(1 << 30, (1 << 30) + 5)
     rig.targets.on_exec(started)
-    assert rig.targets.examining()["scans_dropped"] == 3
+    assert rig.targets.analysis()["scans_dropped"] == 3

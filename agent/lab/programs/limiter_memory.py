@@ -8,7 +8,7 @@ import random
 from agent.lab.program import Run
 from agent.lab.programs.limiters import api, decide
 
-TABLE_BYTES, OWN_BYTES, LOOKS, PAGE = 16 << 20, 8 << 20, 400, 4096
+TABLE_BYTES, OWN_BYTES, READS, PAGE = 16 << 20, 8 << 20, 400, 4096
 
 
 def serve(run: Run) -> None:
@@ -23,7 +23,7 @@ def serve(run: Run) -> None:
 
     def check() -> int:
         kept.extend(bytearray(random.randbytes(1 << 20)) for _ in range(run.settings["grow"]))
-        return sum(table[random.randrange(pages) * PAGE] for _ in range(LOOKS)) & 1
+        return sum(table[random.randrange(pages) * PAGE] for _ in range(READS)) & 1
 
     decide(run, check)
 

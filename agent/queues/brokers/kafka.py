@@ -109,9 +109,9 @@ class KafkaServer:
         "place of the sequence number in a record, to find records out of order",
     )
     tls: bool = setting(False, flag(), "encrypt the connection")
-    ca: str = path_setting("certificates that sign the brokers' certificates (PEM)")
-    certificate: str = path_setting("the agent's own certificate (PEM)")
-    key: str = path_setting("the agent's private key (PEM)")
+    ca_file: str = path_setting("certificates of the authorities to trust (TLS)")
+    certificate_file: str = path_setting("certificate of tickscope (TLS)")
+    key_file: str = path_setting("key of that certificate")
     user: str = setting("", text("a name"), "SASL user")
     mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
     password: Password = setting(Password(), password_keys("TICKSCOPE_KAFKA_"))
@@ -123,10 +123,10 @@ class KafkaServer:
             raise ValueError(f"{odd!r} is not a topic name or pattern: write orders*, not a regular expression")
         if self.seq and not self.id:
             raise ValueError("seq needs id, the place of the id in a record")
-        if (self.ca or self.certificate or self.key) and not self.tls:
-            raise ValueError("ca, certificate and key need `tls: true`")
-        if bool(self.certificate) != bool(self.key):
-            raise ValueError("certificate and key must be set together")
+        if (self.ca_file or self.certificate_file or self.key_file) and not self.tls:
+            raise ValueError("ca_file, certificate_file and key_file need `tls: true`")
+        if bool(self.certificate_file) != bool(self.key_file):
+            raise ValueError("certificate_file and key_file must be set together")
         if bool(self.user) != self.password.is_set:
             raise ValueError("user must be set together with password_file, password_variable or password_credential")
 
@@ -141,9 +141,9 @@ class KafkaServer:
             raise KafkaDown(str(error), "login") from None
         sasl = {"sasl.mechanism": self.mechanism, "sasl.username": self.user, "sasl.password": password}
         files = {
-            "ssl.ca.location": self.ca,
-            "ssl.certificate.location": self.certificate,
-            "ssl.key.location": self.key,
+            "ssl.ca.location": self.ca_file,
+            "ssl.certificate.location": self.certificate_file,
+            "ssl.key.location": self.key_file,
         }
         return {
             "bootstrap.servers": bootstrap or self.servers,

@@ -772,8 +772,8 @@ class RabbitQueues(TimedQueue):
         if lag is None:
             why = "a stream: its size is not its lag"
         else:
-            whose = "consumers at the watched nodes" if self._other_nodes else "its consumers"
-            why = f"a stream: the largest lag of {whose}"
+            owners = "consumers at the watched nodes" if self._other_nodes else "its consumers"
+            why = f"a stream: the largest lag of {owners}"
         exact = None if lag is None else False
         return {"lag_messages": lag, "lag_at_least": None, "exact": exact, "inexact_reason": why}
 
