@@ -286,13 +286,12 @@ def polled(kind: str, server: Any, words: str) -> Any:
 
 def section(kind: str, port: int, authority: str) -> dict[str, Any]:
     given = {name: it.format(port) if isinstance(it, str) else it for name, it in SECURED[kind].items()}
-    return {**given, "ca" if kind == "kafka" else "ca_file": authority}
+    return {**given, "ca_file": authority}
 
 
 @pytest.mark.parametrize("kind", SECURED)
 def test_a_certificate_of_another_authority_names_the_setting(kind: str, stranger: tuple[int, str]) -> None:
-    key = "ca" if kind == "kafka" else "ca_file"
-    row = polled(kind, section(kind, *stranger), f"certificate verify failed: set `{key}` to its authority")
+    row = polled(kind, section(kind, *stranger), "certificate verify failed: set `ca_file` to its authority")
     assert row["failure"] == "login"  # says nothing of the server
 
 

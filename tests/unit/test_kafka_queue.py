@@ -420,7 +420,7 @@ def test_a_streams_group_has_its_lag_although_librdkafka_knows_no_such_group() -
 )
 def test_a_certificate_that_can_no_longer_be_read_is_a_reason(reads: Callable[[Any], object]) -> None:
     """The connection was made while it could be; records are read later."""
-    with pytest.raises(KafkaDown, match="the file of `ca` cannot be read"):
+    with pytest.raises(KafkaDown, match="`ca_file` cannot be read"):
         reads({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/nonexistent"})
 
 
