@@ -448,7 +448,11 @@ def test_a_topic_that_may_no_longer_be_seen_is_not_said_to_be_deleted() -> None:
 def test_nothing_was_deleted_if_another_cluster_has_the_address_now() -> None:
     cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
     connection: Any = Cluster()
-    assert cluster._poll(connection, boot_ns())[0]["lag_messages"] == 2
+    for cluster_id in ("c", "", "c"):  # without an id, it is the same one
+        connection.cluster_id = lambda its=cluster_id: its
+        known = cluster._ends.get(("t", 0))
+        assert cluster._poll(connection, boot_ns())[0]["lag_messages"] == 2
+        assert cluster._cluster == "c" and known in (None, cluster._ends["t", 0])
     other: Any = Cluster(described("DEAD"), {})
     other.cluster_id = lambda: "another"
     (row,) = cluster._poll(other, boot_ns())

@@ -310,11 +310,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         cluster = connection.cluster_id()
-        if self._cluster not in ("", cluster):  # another cluster has this address now: nothing was deleted there
+        if cluster and self._cluster and cluster != self._cluster:
+            # Another cluster has this address now: nothing was deleted there.
             anew = KafkaCluster(self._server, self._timeout_s)
             anew._connection, anew._bootstrap = connection, self._bootstrap
             vars(self).update(vars(anew))
-        self._cluster = cluster
+        self._cluster = cluster or self._cluster  # without an id, it is not known which one it is
         names = self._names(connection)
         described = connection.described({name: self._coordinator(name) for name in names})
         failed = {name: about for name, about in described.items() if isinstance(about, Failure)}
