@@ -44,7 +44,8 @@ class RemovedRecords:
 class KafkaGroup:
     """members: number of members, None if unknown, as for a group whose consumers choose their partitions themselves.
     holders: the consumer by partition. rebalances: seen so far, as a state, or as members or partitions that changed
-    between two polls; two between two polls count once.
+    between two polls; two between two polls count once. streams: whether it was seen to be a Streams group, of which
+    librdkafka says that it is dead.
     """
 
     name: str
@@ -53,6 +54,7 @@ class KafkaGroup:
     holders: dict[Key, str] = field(default_factory=dict)
     coordinator: Any = None
     rebalances: int = 0
+    streams: bool = False
     commits: dict[Key, Commits] = field(default_factory=dict)
     removed: dict[Key, RemovedRecords] = field(default_factory=dict)
     _assigned: frozenset[tuple[str, Key | None]] | None = None

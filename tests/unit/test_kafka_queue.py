@@ -424,25 +424,75 @@ def test_a_certificate_that_can_no_longer_be_read_is_a_reason(reads: Callable[[A
         reads({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/nonexistent"})
 
 
-class Revoked(Cluster):
-    """The right Describe on the topic is taken away, after the first poll."""
+class Hidden(Cluster):
+    """After the first poll, Kafka leaves the topic out, and does not describe it. asked: how often it was asked to."""
+
+    def __init__(self, kind: str, about: Any = None) -> None:
+        super().__init__(about, {("t", 0): 3})
+        self._kind, self.asked = kind, 0
 
     def committed(self, groups: Any) -> dict[str, Any]:
         found, self._committed = super().committed(groups), {}
         return found
 
     def topics(self, names: Any) -> dict[str, Any]:
-        return super().topics(names) if self._committed else dict.fromkeys(names, Failure("denied", "not authorized"))
+        if self._committed or not names:
+            return super().topics(names)
+        self.asked += "t" in names
+        return dict.fromkeys(names, Failure(self._kind, "not known"))
 
 
-def test_a_topic_that_may_no_longer_be_seen_is_not_said_to_be_deleted() -> None:
+@pytest.mark.parametrize(
+    ("kind", "status", "failure", "asked"),
+    [
+        ("denied", "unknown", "permission", 2),
+        ("other", "unknown", None, 65),
+        ("no_answer", "down", "no_answer", 65),
+        ("gone", "gone", None, 1),
+    ],
+)
+def test_a_topic_that_is_not_described_is_not_said_to_be_deleted(
+    kind: str, status: str, failure: str | None, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
-    connection: Any = Revoked(offsets={("t", 0): 3})
-    cluster._poll(connection, boot_ns())
+    hidden = Hidden(kind)
+    connection: Any = hidden
+    begun_ns = boot_ns()
+    cluster._poll(connection, begun_ns)
+    hidden.asked = 0
+    for second in range(65):
+        monkeypatch.setattr(kafka, "boot_ns", lambda now_ns=begun_ns + second * SECOND: now_ns)
+        (row,) = cluster._poll(connection, kafka.boot_ns())
+        assert (row["destination"], row["status"]) == (b"t", status)
+        assert row.get("failure") == failure
+    assert hidden.asked == asked
+    if status != "gone":  # its series continues while the cluster is down
+        (row,) = cluster._down(KafkaDown("refused", "refused"))
+        assert (row["destination"], row["partition"], row["status"]) == (b"t", "0", "down")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        (lambda: described("EMPTY"), lambda: described("DEAD"), "gone"),
+        (lambda: described("EMPTY"), lambda: Failure("gone", "Group ID not found"), "gone"),
+        (lambda: described("DEAD", simple=True), lambda: described("DEAD", simple=True), "unknown"),  # a Streams group
+        (lambda: described("DEAD", simple=True), lambda: Failure("gone", "Group ID not found"), "unknown"),
+    ],
+)
+def test_a_group_that_is_deleted_while_its_topic_may_not_be_seen_is_gone(
+    before: Callable[[], Any], after: Callable[[], Any], status: str
+) -> None:
+    cluster = KafkaCluster(KafkaServer(servers="127.0.0.1:9092", groups=("g",), records=False))
+    connection: Any = Hidden("denied", before())
     for _ in range(2):
-        (row,) = cluster._poll(connection, boot_ns())
-        assert (row["destination"], row["partition"], row["status"]) == (b"t", "0", "unknown")
-        assert row["failure"] == "permission"
+        cluster._poll(connection, boot_ns())
+    connection._about = after()
+    if isinstance(connection._about, Failure):
+        connection.committed = lambda _: {}
+    (row,) = cluster._poll(connection, boot_ns())
+    assert (row["destination"], row["status"]) == (b"t", status)
+    assert status != "gone" or str(row["reason"]).startswith("the group was deleted")
 
 
 def test_nothing_was_deleted_if_another_cluster_has_the_address_now() -> None:

@@ -246,6 +246,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._ordered: list[Row] = []
         self._known: dict[tuple[str, Key], bytes | None] = {}
         self._committed: set[tuple[str, Key]] = set()  # at the last poll
+        self._denied: dict[str, int] = {}  # when topics that Kafka now leaves out are asked for again
         self._gone = Gone(_shown(name) for name in server.groups if not is_pattern(name))
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
@@ -331,7 +332,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             if _is_gone(described[name]):
                 group.state = "dead"
             elif group.state == "dead" and committed[name] and not isinstance(committed[name], Failure):
-                group.state = "unknown"  # librdkafka has the offsets of Streams groups (KIP-1071), but no description
+                # librdkafka has the offsets of Streams groups (KIP-1071), but no description
+                group.state, group.streams = "unknown", True
         self._groups = groups
         wanted = self._wanted(committed)
         offsets = self._offsets(connection, wanted, committed)
@@ -551,7 +553,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             }
         keys: dict[str, set[Key]] = {name: set() for name, found in committed.items() if not isinstance(found, Failure)}
         for name, key in self._known:
-            keys[name].add(key)
+            keys.setdefault(name, set()).add(key)
         for name, its in keys.items():
             self._groups[name].keep(its)
 
@@ -692,6 +694,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         for name in names:
             group, found = self._groups[name], committed[name]
             row = {**_named(group), "peer": self._addresses.peer(*self._first)}
+            if _is_gone(found) and row["consumer_group"] in gone:
+                continue
             if isinstance(found, Failure):
                 if (node := self._coordinator(name)) is not None:
                     row["peer"] = self._addresses.peer(*node)
@@ -727,19 +731,31 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         for name, key in self._committed:
             self._gone.back(_gone_key(name, key))
         lost = before - self._committed
-        topics = connection.topics({key[0] for _, key in lost})
-        hidden = {one for one in lost if isinstance(about := topics[one[1][0]], Failure) and about.kind == "denied"}
-        self._committed |= hidden  # Kafka leaves topics out that we may no longer see
-        for name, key in lost - hidden:
-            why = "its committed offset was deleted, or has expired"
-            if _is_gone(topics[key[0]]) or _is_gone(offsets.get(key)):
+        topics = self._described(connection, {key[0] for _, key in lost}, now_ns)
+        hidden: dict[tuple[str, Key], Failure] = {}  # Kafka leaves topics out that we may no longer see
+        for name, key in sorted(lost):
+            group, about, why = self._groups[name], topics[key[0]], "its committed offset was deleted, or has expired"
+            if isinstance(about, Failure) and not _is_gone(about) and (group.state != "dead" or group.streams):
+                hidden[name, key] = about
+                continue
+            if _is_gone(about) or _is_gone(offsets.get(key)):
                 why = "the topic was deleted"
-            elif self._groups[name].state == "dead":
+            elif group.state == "dead":
                 why = "the group was deleted"
             self._gone.add(_gone_key(name, key), why, now_ns)
-        refused = _failed(self.name, Failure("denied", ""), "topic")
-        away = [(self._groups[name], key) for name, key in sorted(hidden) if key not in self._groups[name].holders]
-        return [*self._gone.rows(now_ns), *({**_named(group, key), **refused} for group, key in away)]
+        self._committed |= hidden.keys()
+        away = {(name, key): it for (name, key), it in hidden.items() if key not in self._groups[name].holders}
+        self._known |= dict.fromkeys(away)
+        refused = ({**_named(self._groups[n], key), **_failed(self.name, it, "topic")} for (n, key), it in away.items())
+        return [*self._gone.rows(now_ns), *refused]
+
+    def _described(self, connection: KafkaConnection, names: set[str], now_ns: int) -> dict[str, Any]:
+        """TopicDescription or Failure by topic. One that we may not see is asked for every 60 s."""
+        self._denied = {topic: at_ns for topic, at_ns in self._denied.items() if topic in names and now_ns < at_ns}
+        found = connection.topics(names - self._denied.keys())
+        denied = [topic for topic, about in found.items() if isinstance(about, Failure) and about.kind == "denied"]
+        self._denied |= dict.fromkeys(denied, now_ns + _CONFIGS_NS)
+        return {**found, **dict.fromkeys(self._denied, Failure("denied", ""))}
 
     def _order(self, offsets: Mapping[Key, _Offsets | Failure], now_ns: int) -> Iterator[Row]:
         """Reads new records for ``order``. Rows: what it could not find, by topic."""
