@@ -149,18 +149,23 @@ class MessageOrder:
 
     def _behind(self, one: MessageArrival, number: int) -> int:
         """How far the number is below the highest one of its sequence and consumer, which it else becomes; 0 if it is
-        not below it. A restart of the producer is one for all consumers, whichever of them got its first message.
+        not below it. A restart of the producer is one for all consumers, whichever of them got its first message. Of
+        the other consumers, a number in the upper half is a message of the former run that was still on its way.
         """
         sequence = one.queue, one.partition, one.sequence
         key = *sequence, one.consumer
         restarts = self._restarts.get(sequence, 0)
         highest, seen = self._highest.get(key, (number, restarts))
-        if number < highest and seen == restarts:
-            if number > 1 or highest < _RESTARTED:
+        if number < highest:
+            if seen == restarts:
+                if number > 1 or highest < _RESTARTED:
+                    return highest - number
+                restarts += 1
+                _put(self._restarts, sequence, restarts)
+            elif number > highest // 2:
                 return highest - number
-            restarts += 1
-            _put(self._restarts, sequence, restarts)
-        _put(self._highest, key, (number, restarts if number < highest else seen))
+            seen = restarts
+        _put(self._highest, key, (number, seen))
         return 0
 
     def rows(self) -> list[tuple[Any, Any, Any, dict[str, Any]]]:

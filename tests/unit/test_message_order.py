@@ -149,13 +149,17 @@ def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None],
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_consumers_that_share_a_queue_know_of_a_restart_of_its_producer(first: int) -> None:
+@pytest.mark.parametrize("on_its_way", [[], [(497, 1)]])  # a message of the former run, to consumer 1, which has 499
+def test_consumers_that_share_a_queue_know_of_a_restart_of_its_producer(
+    first: int, on_its_way: list[tuple[int, int]]
+) -> None:
     """Only one of them gets the message with which the numbers begin anew."""
     order = MessageOrder()
-    numbers = [*range(first, 500), *range(first, 400), *range(first, 300)]
-    for i, number in enumerate(numbers):
-        order.add(MessageArrival("orders", None, None, i % 3, f"m{i}", number, i))
-    assert sum(columns["out_of_order"] for *_, columns in order.rows()) == 0
+    runs = [[(n, n % 3) for n in range(first, last) if (n, 1) not in on_its_way] for last in (500, 400, 300)]
+    restart = [(first, 2), *on_its_way]
+    for i, (number, consumer) in enumerate([*runs[0], *restart, *runs[1][1:], *runs[2]]):
+        order.add(MessageArrival("orders", None, None, consumer, f"m{i}", number, i))
+    assert sum(columns["out_of_order"] for *_, columns in order.rows()) == len(on_its_way)
     for consumer, number in enumerate((250, 251, 252)):  # behind the last ones of each
         order.add(MessageArrival("orders", None, None, consumer, f"late {consumer}", number, 0))
     assert [columns["out_of_order"] for *_, columns in order.rows()] == [1, 1, 1]
