@@ -142,7 +142,7 @@ class WalReaders:
             return
         row = self._row(key, position, end_at, now_ns, consumers=active)
         if active is None:
-            row["inexact_reason"] += "; a copy of the primary's slot"
+            row["inexact_reason"] += "; copied slot"  # with wal_status at most 64 characters
         if wal_status != "reserved":
             row["inexact_reason"] = f"{row['inexact_reason']}; wal_status {wal_status}"
         if safe_bytes is not None and restart is not None:
