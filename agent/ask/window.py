@@ -130,7 +130,13 @@ def _moment(text: str) -> datetime:
         return datetime.combine(today, clock.fromisoformat(text.zfill(len(text) + (text[1] == ":"))))
     text = _WEEKDAY.sub("", text, count=1)
     zone = next((zone for zone in ("UTC", *time.tzname) if text.endswith(f" {zone}")), "")
-    return datetime.fromisoformat(text.removesuffix(f" {zone}") + ("Z" if zone == "UTC" else ""))
+    moment = datetime.fromisoformat(text.removesuffix(f" {zone}") + ("Z" if zone == "UTC" else ""))
+    if zone in ("", "UTC"):
+        return moment
+    for fold in (0, 1):  # an hour that a change of the clocks repeats
+        if (found := moment.replace(fold=fold)).astimezone().tzname() == zone:
+            return found
+    raise ValueError(f"{zone} does not apply at that time")
 
 
 @dataclass(frozen=True)

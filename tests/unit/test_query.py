@@ -649,6 +649,32 @@ def test_times_of_the_day_are_local_as_those_of_journalctl(text: str) -> None:
     assert parse(text, []) == Bound(None, 0, int(reported) * 10**9)
 
 
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2026-01-10 10:00 CET", "2026-01-10 09:00"),
+        ("2026-07-10 10:00 CEST", "2026-07-10 08:00"),
+        ("2026-10-25 02:30 CEST", "2026-10-25 00:30"),
+        ("2026-10-25 02:30 CET", "2026-10-25 01:30"),
+        ("2026-01-10 10:00 CEST", None),
+        ("2026-07-10 10:00 CET", None),
+    ],
+)
+def test_a_local_zone_is_the_one_of_that_time(text: str, utc: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        try:
+            if utc is None:
+                with pytest.raises(AgentError, match="cannot read the time"):
+                    parse(text, [])
+            else:
+                assert parse(text, []) == parse(f"{utc} UTC", [])
+        finally:
+            patch.undo()
+            time.tzset()
+
+
 @pytest.mark.parametrize("text", ["5 parsecs", "-1h ago", "", "10", "25:00", "1Q", "yesterdays", "1h 5"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(AgentError, match="cannot read the time"):
