@@ -189,7 +189,7 @@ def test_the_channel_of_the_control_bus(query: str, channel: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("queues", "eta_s", "limit"),
+    ("queues", "delayed", "limit"),
     [
         ({"w1": "ab", "w2": "ab", "w3": "c"}, None, {"prefetch": 7, "beside": 2}),
         ({"w1": "a", "w2": "a", "w3": "b"}, None, {"prefetch": 7, "beside": 0}),
@@ -199,11 +199,16 @@ def test_the_channel_of_the_control_bus(query: str, channel: bytes) -> None:
         ({"w1": "ab", "w2": "a"}, None, {"prefetch": 7, "beside": 2}),  # those of b are of w1
         ({"w1": "a", "w2": "c"}, None, {"prefetch": 4, "beside": 0}),  # nobody reads b now
         ({"w1": "ax"}, None, {"prefetch": 4, "beside": 0}),  # a queue that is not watched
-        ({"w1": "ab"}, 9.0, {}),
+        ({"w1": "ab"}, "a", {}),
+        ({"w1": "ab", "w2": "b"}, "b", {}),  # w1 may hold those with a set time
+        ({"w1": "ax"}, "x", {}),
+        ({"w1": "a", "w2": "bx"}, "x", {"prefetch": 4, "beside": 0}),
+        ({"w1": "a"}, "", {}),  # of an exchange whose bindings were not read yet
         ({"w3": "b"}, None, {}),
     ],
 )
-def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s: float | None, limit: Any) -> None:
+def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], delayed: str | None, limit: Any) -> None:
+    """delayed: the queue of a message with a set time."""
     source = CeleryQueues(CeleryServer.parse("redis://h?workers=true"))
     assert source._bus is not None
     source._bus.workers = {
@@ -212,7 +217,10 @@ def test_the_limit_of_workers_with_several_queues(queues: dict[str, str], eta_s:
     }
     source._queues = {name: source._new(name) for name in (b"a", b"b", b"c")}
     source._queues[b"b"].mine = {(b"1", 0.0): kombu.KombuMessage(b"", b"b"), (b"2", 0.0): kombu.KombuMessage(b"", b"b")}
-    source._queues[b"a"].mine = {(b"3", 0.0): kombu.KombuMessage(b"", b"a", eta_s)}
+    source._queues[b"a"].mine = {(b"3", 0.0): kombu.KombuMessage(b"", b"a")}
+    if delayed is not None:
+        one = kombu.KombuMessage(b"" if delayed else b"topics", delayed.encode(), 9.0)
+        source._messages = {(b"4", 0.0): one}
     source._bus.listening, source._limits = len(queues), source._worker_limits()
     row = source._consumers(source._queues[b"a"])
     assert {name: row[name] for name in ("prefetch", "beside") if name in row} == limit

@@ -720,10 +720,15 @@ class CeleryQueues(RedisServer):
     def _worker_limits(self) -> dict[str, tuple[int, int]]:
         """By queue: how many messages its workers may have unacknowledged, of all of their queues together, and how
         many they have at least: those of the queues that no other worker reads. A worker's limit grows with each task
-        that waits for a set time in it: then it is left out, and where a limit is not known.
+        that waits for a set time in it: the limit is left out where one may be of any of its queues, also of those that
+        are not watched, and where it is not known.
         """
         workers = list(self._bus.workers.values()) if self._bus is not None else []
         by_readers: dict[frozenset[str], list[_Queue]] = {}
+        routes = {(one.exchange, one.key) for one in self._messages.values() if one is not None and one.eta_s}
+        delaying = [kombu.routed(*route, self._bindings) for route in routes]
+        delayed = {name.decode(errors="replace") for names in delaying for name in names}
+        growing = {one.name for one in workers if not all(delaying) or one.queues & delayed}
         for queue in self._queues.values():
             name = queue.name.decode(errors="replace")
             its = frozenset(one.name for one in workers if name in one.queues)
@@ -732,9 +737,9 @@ class CeleryQueues(RedisServer):
         limits: dict[str, tuple[int, int]] = {}
         for its, queues in by_readers.items():
             prefetch = [one.prefetch or 0 for one in workers if one.name in its]
-            held = [m for them, other in by_readers.items() if them <= its for one in other for m in one.mine.values()]
-            if all(prefetch) and not any(m.eta_s for m in held):
-                both = sum(prefetch), len(held)
+            held = sum(len(one.mine) for them, other in by_readers.items() if them <= its for one in other)
+            if all(prefetch) and not its & growing:
+                both = sum(prefetch), held
                 limits |= {one.name.decode(errors="replace"): both for one in queues}
         return limits
 
