@@ -94,8 +94,7 @@ class Played:
 
     def poll(self) -> list[Row]:
         self.node._read(self.text.encode(), self.second * S)
-        rows = [self.node._row(queue, self.second * S) for queue in self.node._queues.values()]
-        return [*rows, *self.node._gone_rows(self.second * S)]
+        return [*self.node._rows(self.second * S), *self.node._gone_rows(self.second * S)]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -362,8 +361,7 @@ def test_the_lag_of_a_stream_is_that_of_consumers_at_any_node() -> None:
 
     def lag() -> tuple[object, object]:
         leader._read(page("streams", *its), S)
-        (queue,) = leader._queues.values()
-        row = leader._row(queue, S)
+        (row,) = leader._rows(S)
         return row["lag_messages"], row["exact"]
 
     try:
@@ -528,8 +526,8 @@ def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
     lines = [f'{D}queue_messages_{name}{{vhost="/",queue="{q}"}} {n}' for q in of for name, n in figures.items()]
     lines += [f'{D}queue_consumers{{vhost="/",queue="{queue}"}} 1' for queue in of]
     node._read("\n".join([*lines, ""]).encode(), S)
-    rows = {queue.name.decode(): node._row(queue, S) for queue in node._queues.values()}
-    assert {name: (row["prefetch"], row["beside"]) for name, row in rows.items()} == {
+    rows = {bytes(row["destination"]).decode(): row for row in node._rows(S)}
+    assert {name: (row["prefetch"], row.get("beside")) for name, row in rows.items()} == {
         "a": (5, 2),
         "b": (5, 2),
         "own": (4, None),
@@ -540,6 +538,42 @@ def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
 def test_the_port_is_that_of_the_node_that_answers() -> None:
     listeners = [{"node": node, "protocol": "amqp", "port": port} for node, port in (("a", 5673), ("b", 5672))]
     assert [amqp_port({"node": node, "listeners": listeners}) for node in "ab"] == [5673, 5672]
+
+
+class Looked(dict[Any, Any]):
+    """looks: how often it was asked for a value."""
+
+    looks = 0
+
+    def get(self, *given: Any) -> Any:
+        self.looks += 1
+        return super().get(*given)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_no_queue_is_compared_with_all_others(alike: bool) -> None:
+    """A worker reads all queues, and another one each of them, or the same two read all."""
+    node, names = RabbitQueues(RabbitUrl("127.0.0.1")), [f"q{n}" for n in range(rabbitmq.MAX_QUEUES)]
+    node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    its = [_consumer(name, channel, 1, 0) for name in names for channel in ("all", "one" if alike else name)]
+    channels = [{"name": name, "global_prefetch_count": 5} for name in ("all", "one", *names)]
+    management.consumers = consumers = Looked(queue_consumers(its, channels))
+    assert {len(one.within) for one in consumers.values()} == {1}
+    kinds = "messages_ready", "messages_unacked", "consumers"
+    lines = [f'{D}queue_{kind}{{vhost="/",queue="{name}"}} 1' for name in names for kind in kinds]
+    node._read("\n".join([*lines, ""]).encode(), S)
+    assert {row["beside"] for row in node._rows(S)} == {len(names) - 1 if alike else 0}
+    assert consumers.looks <= 2 * len(names)
+
+
+def test_of_a_queue_with_too_many_channels_it_is_not_known_what_they_hold() -> None:
+    its = [_consumer("q", str(n), 1, 0) for n in range(1025)] + [_consumer("few", "7", 1, 0)]
+    found = queue_consumers(its, [])
+    assert [(len(one.channels), one.within) for one in found.values()] == [(0, []), (1, [frozenset("7")])]
 
 
 @pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])

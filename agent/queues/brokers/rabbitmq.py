@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from urllib.parse import quote
@@ -38,7 +39,7 @@ from agent.queues.listing import listed
 from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
-from agent.queues.rabbitmq_management import RETRY_NS, Management, QueueConsumers
+from agent.queues.rabbitmq_management import RETRY_NS, Management
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -518,7 +519,7 @@ class RabbitQueues(TimedQueue):
             blocked = None if self._management is None else self._management.blocked
             node["reason"] = f"{words} alarm: publishers are blocked" + (f": {blocked} connections" if blocked else "")
         return [
-            *({**node, **self._row(queue, answered_ns)} for queue in self._queues.values()),
+            *({**node, **row} for row in self._rows(answered_ns)),
             *(() if self._queues else ({**node, "status": "ok"},)),
             *({**node, **row} for row in gone),
             *({**node, "destination": shown(what), "reason": why} for what, why in problems),
@@ -696,7 +697,17 @@ class RabbitQueues(TimedQueue):
             return "other nodes count, too"
         return "other nodes may count, too" if self._node_unknown and not self._version else ""
 
-    def _row(self, queue: _Queue, now_ns: int) -> dict[str, object]:
+    def _rows(self, now_ns: int) -> Iterator[Row]:
+        consumers = self._management.consumers if self._management is not None else {}
+        unacked = Counter[frozenset[object]]()
+        for name, queue in self._queues.items():
+            if (its := consumers.get(name)) is not None and its.channels:
+                unacked[its.channels] += queue.gauges.get(_UNACKED, 0)
+        for queue in self._queues.values():
+            yield self._row(queue, now_ns, unacked)
+
+    def _row(self, queue: _Queue, now_ns: int, unacked: Mapping[frozenset[object], int]) -> dict[str, object]:
+        """unacked: messages of all queues that have these channels."""
         name = queue.vhost, queue.name
         about = None if self._management is None else self._management.queues.get(name)
         ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
@@ -716,7 +727,8 @@ class RabbitQueues(TimedQueue):
         its = None if self._management is None else self._management.consumers.get(name)
         if its is not None and consumers:  # these are asked for less often
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
-            row["beside"] = self._beside(name, its) if ready and its.limit and its.shared else None
+            if ready and its.limit and its.shared and its.channels:
+                row["beside"] = sum(unacked[one] for one in its.within) - queue.gauges.get(_UNACKED, 0)
         if counting:
             row |= {
                 "added": queue.totals.published if known_in and not refuses else None,
@@ -743,13 +755,6 @@ class RabbitQueues(TimedQueue):
         if not age.close:
             row["inexact_reason"] = f"age: {age.text()}; {_BY_COUNTS}"
         return row | ({"oldest_undelivered_s": head_s} if age.close or not isnan(head_s) else {})
-
-    def _beside(self, name: Name, its: QueueConsumers) -> int:
-        """How many messages its consumers hold of queues that no other channel consumes: they share its limit."""
-        consumers = self._management.consumers if self._management is not None else {}
-        others = consumers.keys() & self._queues.keys() - {name}
-        those = [one for one in others if (on := consumers[one].channels) and on <= its.channels]
-        return sum(self._queues[one].gauges.get(_UNACKED, 0) for one in those)
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
