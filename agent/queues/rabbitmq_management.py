@@ -23,6 +23,7 @@ _QUEUES = "/api/queues?columns=vhost,name,type,arguments,effective_policy_defini
 _CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,activity_status,channel_details"
 _CHANNELS = "/api/channels?columns=name,global_prefetch_count"
 _CONNECTIONS = "/api/connections?columns=state,channels"
+_MAX_VHOSTS = 1024  # that are remembered
 _MAX_ADDRESSES, _MAX_CHANNELS = 64, 1024  # of a queue's consumers
 _UNTAGGED, _TAG = "Not management user", "rabbitmqctl set_user_tags USER monitoring"
 
@@ -61,13 +62,15 @@ class QueueConsumers:
 
 class Management:
     """The API of one node. ``problem``: why it is not known what it has; empty if it answers. find_port: whether to ask
-    for the port of AMQP. blocked: connections that publish and are blocked by an alarm; None: not known.
+    for the port of AMQP. blocked: connections that publish and are blocked by an alarm; None: not known. vhosts: whose
+    queues it has ever listed.
     """
 
     def __init__(self, client: HttpClient, find_port: bool) -> None:
         self._client, self._find_port = client, find_port
         self._next_ns = 0
         self.queues: dict[Name, AboutQueue] = {}
+        self.vhosts = set[bytes]()
         self.consumers: dict[Name, QueueConsumers] = {}
         self.blocked: int | None = None
         self.amqp_port: int | None = None
@@ -99,6 +102,8 @@ class Management:
                 if self._find_port and self.amqp_port is None:
                     self.amqp_port = amqp_port(get("/api/overview"))
                 self.queues = about_queues(get(_QUEUES))
+                theirs = {vhost for vhost, _ in self.queues}
+                self.vhosts = theirs | self.vhosts if len(self.vhosts) < _MAX_VHOSTS else theirs
             self._problems[turn] = ""
         except HttpDown as error:
             why = explanation(error.body)
