@@ -5,8 +5,10 @@ blocked, the port of AMQP. Asked less often than the metrics; while it fails, th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from agent.common.address import with_port
@@ -21,7 +23,8 @@ _QUEUES = "/api/queues?columns=vhost,name,type,arguments,effective_policy_defini
 _CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,activity_status,channel_details"
 _CHANNELS = "/api/channels?columns=name,global_prefetch_count"
 _CONNECTIONS = "/api/connections?columns=state,channels"
-_MAX_ADDRESSES = 64  # of a queue's consumers
+_MAX_VHOSTS = 1024  # that are remembered
+_MAX_ADDRESSES, _MAX_CHANNELS = 64, 1024  # of a queue's consumers
 _UNTAGGED, _TAG = "Not management user", "rabbitmqctl set_user_tags USER monitoring"
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
@@ -45,25 +48,29 @@ class AboutQueue(NamedTuple):
 @dataclass
 class QueueConsumers:
     """Of one queue. addresses: the consumers' ``ip:port`` as the node sees them, at most 64. limit: how many messages
-    they may have unacknowledged; None: without a limit, or not known. channels: theirs; shared: whether all limits are
-    those of channels, and thus also of other queues.
+    they may have unacknowledged; None: without a limit, or not known. channels: theirs, one object for all queues with
+    the same; empty: none, or more than 1,024. shared: whether all limits are those of channels, and thus also of other
+    queues. within: channels of the queues that no other channel consumes, each once.
     """
 
     addresses: list[str] = field(default_factory=list)
     limit: int | None = 0
-    channels: set[object] = field(default_factory=set)
+    channels: frozenset[object] = frozenset()
     shared: bool = True
+    within: list[frozenset[object]] = field(default_factory=list)
 
 
 class Management:
     """The API of one node. ``problem``: why it is not known what it has; empty if it answers. find_port: whether to ask
-    for the port of AMQP. blocked: connections that publish and are blocked by an alarm; None: not known.
+    for the port of AMQP. blocked: connections that publish and are blocked by an alarm; None: not known. vhosts: whose
+    queues it has ever listed.
     """
 
     def __init__(self, client: HttpClient, find_port: bool) -> None:
         self._client, self._find_port = client, find_port
         self._next_ns = 0
         self.queues: dict[Name, AboutQueue] = {}
+        self.vhosts = set[bytes]()
         self.consumers: dict[Name, QueueConsumers] = {}
         self.blocked: int | None = None
         self.amqp_port: int | None = None
@@ -95,6 +102,8 @@ class Management:
                 if self._find_port and self.amqp_port is None:
                     self.amqp_port = amqp_port(get("/api/overview"))
                 self.queues = about_queues(get(_QUEUES))
+                theirs = {vhost for vhost, _ in self.queues}
+                self.vhosts = theirs | self.vhosts if len(self.vhosts) < _MAX_VHOSTS else theirs
             self._problems[turn] = ""
         except HttpDown as error:
             why = explanation(error.body)
@@ -186,6 +195,7 @@ def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumer
         raise TypeError("no list of channels")
     shared = {_mapping(one).get("name"): _number(_mapping(one).get("global_prefetch_count")) for one in channels}
     found: dict[Name, QueueConsumers] = {}
+    on = defaultdict[Name, set[object]](set)
     counted = set[tuple[Name, str]]()
     for one in map(_mapping, given):
         queue, channel = _mapping(one.get("queue")), _mapping(one.get("channel_details"))
@@ -200,7 +210,7 @@ def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumer
         if one.get("activity_status") == "waiting":
             continue
         limit = _number(one.get("prefetch_count"))
-        its.channels.add(where if isinstance(where, str) else None)
+        on[name].add(where if isinstance(where, str) else None)
         its.shared &= not limit
         if not limit and isinstance(where, str):
             limit = shared.get(where)
@@ -208,7 +218,23 @@ def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumer
                 continue
             counted.add((name, where))
         its.limit = its.limit + limit if limit and its.limit is not None and one.get("ack_required") is True else None
+    for name, theirs in on.items():
+        found[name].channels = frozenset(theirs if len(theirs) <= _MAX_CHANNELS else ())
+    _find_within(found.values())
     return found
+
+
+def _find_within(found: Collection[QueueConsumers]) -> None:
+    """Sets of channels are found by the one that the fewest sets have: no set is compared with all others."""
+    same: dict[frozenset[object], tuple[frozenset[object], list[frozenset[object]]]] = {}
+    for one in found:
+        one.channels, one.within = same.setdefault(one.channels, (one.channels, []))
+    often = Counter(chain.from_iterable(same))
+    by_rarest = defaultdict[object, list[frozenset[object]]](list)
+    for channels in filter(None, same):
+        by_rarest[min(channels, key=often.__getitem__)].append(channels)
+    for channels, within in same.values():
+        within += [other for one in channels for other in by_rarest.get(one, ()) if other <= channels]
 
 
 def blocked(given: Any) -> int:

@@ -398,7 +398,7 @@ def prometheus(rng: random.Random) -> None:
         for t_ns in (1, 2, 9_000_000_000):
             text = b"".join(rng.choices(_METRICS, k=rng.randint(1, 9)))
             values, _ = node._read(mutated(rng, text) if rng.random() < 0.8 else text, t_ns)
-            rows = [{**values, **node._row(queue, t_ns)} for queue in node._queues.values()]
+            rows = [{**values, **row} for row in node._rows(t_ns)]
             _packed(rows)
 
 

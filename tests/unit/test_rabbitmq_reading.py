@@ -5,7 +5,7 @@ history of arrivals.
 from __future__ import annotations
 
 import json
-from math import isnan
+from math import inf, isnan
 from typing import Any
 
 import pytest
@@ -90,12 +90,12 @@ class Played:
         self.node = RabbitQueues(RabbitUrl("127.0.0.1"))
         self.name, self.second = "rabbitmq node", 0
         self.text, self.fresh = "", False  # fresh: with new statistics of the queue at each second
+        self.about_it: tuple[str, ...] = ()  # more lines
         self.judged = Judged("rabbitmq", self, lambda: self.second * S)
 
     def poll(self) -> list[Row]:
         self.node._read(self.text.encode(), self.second * S)
-        rows = [self.node._row(queue, self.second * S) for queue in self.node._queues.values()]
-        return [*rows, *self.node._gone_rows(self.second * S)]
+        return [*self.node._rows(self.second * S), *self.node._gone_rows(self.second * S)]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -117,6 +117,7 @@ class Played:
             f"{D}queue_messages_ready{at} {ready}",
             f"{D}queue_messages_unacked{at} {unacked}",
             f"{D}queue_consumers{at} {consumers}",
+            *self.about_it,
             *((f"{D}queue_process_reductions_total{at} {self.second + 1}",) if self.fresh else ()),
         ]
         for channel, (published, delivered, acked, redelivered) in channels.items():
@@ -242,6 +243,7 @@ def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | Non
         node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
         names = ("other", "q") if elsewhere else ("other",)
         management.queues = about_queues([{"vhost": "/", "name": name, "type": "quorum"} for name in names])
+        management.vhosts = {b"/"}
     node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbitmqcli-1-a@b"} 3\n')  # rabbitmqctl
     if clustered:
         node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbit@b"} 3\n')
@@ -254,33 +256,64 @@ def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | Non
     assert node.second_of(7)["status"] == "ok"
 
 
-@pytest.mark.parametrize("why", ["deleted", "restarted", "its virtual host stopped", "another leader"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        *("deleted", "deleted during an answer", "its virtual host stopped", "another leader"),
+        *("restarted", "erlang_uptime_seconds", "channels_closed_total", "queues_deleted_total"),
+    ],
+)
 def test_a_queue_without_statistics_may_still_exist(why: str) -> None:
     """A node that starts, or a virtual host that fails, lists no queue before it has recovered and has statistics.
     Only the node's own count of deletions, of the time in which it was up, shows that a queue was deleted.
     """
     node = Played()
-    for _ in range(3):
+    count = 5 if why == "queues_deleted_total" else 0
+    for second in range(3):
+        node.about_it = (
+            f"{D}queues_deleted_total {count}",
+            f"{D}erlang_uptime_seconds 7.5",
+            f"{D}channels_closed_total 7",
+        )
+        if why == "deleted during an answer" and second == 2:
+            node.about_it = (f"{D}queues_deleted_total 1",)
         node.second_of(7)
     if why == "restarted":
         node.node._unanswered = 1 << 20
         node.node._down("refused")
-    stopped = ['rabbitmq_cluster_vhost_status{vhost="/"} 0'] if why == "its virtual host stopped" else []
-    late = node.without_it(15, *stopped, deletions=0 if why == "another leader" else 1)
-    assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if why == "deleted" else [])]
+    lines = ['rabbitmq_cluster_vhost_status{vhost="/"} 0'] if why == "its virtual host stopped" else []
+    if why in ("erlang_uptime_seconds", "channels_closed_total"):  # restarted between two polls
+        lines = [f"{D}{why} 4"]
+    if why == "queues_deleted_total":
+        node.without_it(1, deletions=0)
+    late = node.without_it(15, *lines, deletions=0 if why == "another leader" else 6 if count else 1)
+    assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if why.startswith("deleted") else [])]
+    node.about_it = ()
     assert node.second_of(7)["status"] == "ok"
 
 
-def test_the_api_of_a_node_that_has_started_decides_once_it_answers() -> None:
+@pytest.mark.parametrize("others", [("other",), ()])
+@pytest.mark.parametrize("before_s", [0, 3])  # from its deletion to the outage
+def test_the_api_of_a_node_that_has_started_decides_once_it_answers(others: tuple[str, ...], before_s: int) -> None:
     """The node has lost its data: it has counted no deletion."""
     node = Played()
     node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
-    management.queues = about_queues([{"vhost": "/", "name": name} for name in ("other", "q")])
+    management._client = api = Canned({})  # type: ignore[assignment]
+
+    def lists(*names: str) -> None:
+        api.answers["/api/queues"] = json.dumps([{"vhost": "/", "name": name} for name in names]).encode()
+        management._next_ns, management._consumers_next = 0, False
+        management.ask(S, inf, None)
+
+    lists(*others, "q")
     for _ in range(3):
         node.second_of(7)
+    node.without_it(before_s)
+    node.node._unanswered = 1 << 20
+    node.node._down("refused")
     management._problems[False] = "Connection refused"
     assert node.without_it(15, deletions=0)[-1] == [(b"other", "ok")]
-    management._problems[False], management.queues = "", about_queues([{"vhost": "/", "name": "other"}])
+    lists(*others)
     assert node.without_it(2, deletions=0)[-1] == [(b"other", "ok"), (b"q", "gone")]
 
 
@@ -362,8 +395,7 @@ def test_the_lag_of_a_stream_is_that_of_consumers_at_any_node() -> None:
 
     def lag() -> tuple[object, object]:
         leader._read(page("streams", *its), S)
-        (queue,) = leader._queues.values()
-        row = leader._row(queue, S)
+        (row,) = leader._rows(S)
         return row["lag_messages"], row["exact"]
 
     try:
@@ -528,8 +560,8 @@ def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
     lines = [f'{D}queue_messages_{name}{{vhost="/",queue="{q}"}} {n}' for q in of for name, n in figures.items()]
     lines += [f'{D}queue_consumers{{vhost="/",queue="{queue}"}} 1' for queue in of]
     node._read("\n".join([*lines, ""]).encode(), S)
-    rows = {queue.name.decode(): node._row(queue, S) for queue in node._queues.values()}
-    assert {name: (row["prefetch"], row["beside"]) for name, row in rows.items()} == {
+    rows = {queue.name.decode(): row for queue, row in zip(node._queues.values(), node._rows(S), strict=True)}
+    assert {name: (row["prefetch"], row.get("beside")) for name, row in rows.items()} == {
         "a": (5, 2),
         "b": (5, 2),
         "own": (4, None),
@@ -540,6 +572,42 @@ def test_a_limit_of_a_channel_is_for_all_of_its_queues() -> None:
 def test_the_port_is_that_of_the_node_that_answers() -> None:
     listeners = [{"node": node, "protocol": "amqp", "port": port} for node, port in (("a", 5673), ("b", 5672))]
     assert [amqp_port({"node": node, "listeners": listeners}) for node in "ab"] == [5673, 5672]
+
+
+class Looked(dict[Any, Any]):
+    """looks: how often it was asked for a value."""
+
+    looks = 0
+
+    def get(self, *given: Any) -> Any:
+        self.looks += 1
+        return super().get(*given)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_no_queue_is_compared_with_all_others(alike: bool) -> None:
+    """A worker reads all queues, and another one each of them, or the same two read all."""
+    node, names = RabbitQueues(RabbitUrl("127.0.0.1")), [f"q{n}" for n in range(rabbitmq.MAX_QUEUES)]
+    node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+    its = [_consumer(name, channel, 1, 0) for name in names for channel in ("all", "one" if alike else name)]
+    channels = [{"name": name, "global_prefetch_count": 5} for name in ("all", "one", *names)]
+    management.consumers = consumers = Looked(queue_consumers(its, channels))
+    assert {len(one.within) for one in consumers.values()} == {1}
+    kinds = "messages_ready", "messages_unacked", "consumers"
+    lines = [f'{D}queue_{kind}{{vhost="/",queue="{name}"}} 1' for name in names for kind in kinds]
+    node._read("\n".join([*lines, ""]).encode(), S)
+    assert {row["beside"] for row in node._rows(S)} == {len(names) - 1 if alike else 0}
+    assert consumers.looks <= 2 * len(names)
+
+
+def test_of_a_queue_with_too_many_channels_it_is_not_known_what_they_hold() -> None:
+    its = [_consumer("q", str(n), 1, 0) for n in range(1025)] + [_consumer("few", "7", 1, 0)]
+    found = queue_consumers(its, [])
+    assert [(len(one.channels), one.within) for one in found.values()] == [(0, []), (1, [frozenset("7")])]
 
 
 @pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf, isnan, nan
 from urllib.parse import quote
 
@@ -38,7 +40,7 @@ from agent.queues.listing import listed
 from agent.queues.patterns import is_chosen, is_pattern
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.queue import Row
-from agent.queues.rabbitmq_management import RETRY_NS, Management, QueueConsumers
+from agent.queues.rabbitmq_management import RETRY_NS, Management
 from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
@@ -89,7 +91,10 @@ _INFO, _HEAD, _CAPACITY = (
 _IDENTITY = b"rabbitmq_identity_info"
 #: Two clusters may have one name, as brokers in containers with one host name have by default.
 _IDENTITY_LABELS = b"rabbitmq_cluster", b"rabbitmq_cluster_permanent_id"
-_CLOSED, _DELETED = (f"{_DETAILED}{name}_total".encode() for name in ("channels_closed", "queues_deleted"))
+#: They only grow while the node runs.
+_SINCE_START = _UPTIME, _CLOSED, _DELETED = tuple(
+    f"{_DETAILED}{name}".encode() for name in ("erlang_uptime_seconds", "channels_closed_total", "queues_deleted_total")
+)
 #: 0 while a virtual host does not run on this node: then none of its queues is listed. Asked for if queues are missing.
 _VHOSTS, _RUNS = "vhost_status", b"rabbitmq_cluster_vhost_status"
 #: Counters -> the totals to which they add.
@@ -112,7 +117,7 @@ _COUNTERS = {
         ),
     )
 }
-_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED, _DELETED, _RUNS))
+_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, *_SINCE_START, _RUNS))
 #: The labels that such a metric may have. A name that RabbitMQ 3.10 does not escape may look like more labels.
 _QUEUE = frozenset((b"vhost", b"queue"))
 _ANY = _QUEUE | {b"channel", b"queue_vhost", b"exchange_vhost", b"exchange", b"queue_type", b"membership"}
@@ -324,9 +329,9 @@ class _Queue:
 
 class _Answer:
     """An answer of ``/metrics/detailed``. known: labels of earlier ones. heads: times of first messages, None if
-    it was not asked for them. capacities: of consumers, 0 to 1. closed, deleted: channels that have closed, and
-    queues that were deleted, since the node started. stopped: virtual hosts that do not run. unread: lines that cannot
-    be read. Raises NotPrometheus.
+    it was not asked for them. capacities: of consumers, 0 to 1. since_start: uptime in seconds, channels that have
+    closed, and queues that were deleted, since the node started, by name of the metric. stopped: virtual hosts that do
+    not run. unread: lines that cannot be read. Raises NotPrometheus.
     """
 
     def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
@@ -337,18 +342,16 @@ class _Answer:
         self.streams: set[Name] = set()
         self.heads: dict[Name, int] | None = None
         self.capacities: dict[Name, float] = {}
-        self.closed: int | None = None
-        self.deleted = 0
+        self.since_start: dict[bytes, float] = {}
         self.stopped: set[bytes] = set()
         self.unread: list[bytes] = []
         identified = False
         for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS, known):
             if sample.name in _NODE:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
-            elif sample.name == _CLOSED:
-                self.closed = whole_number(sample.value)
-            elif sample.name == _DELETED:
-                self.deleted = whole_number(sample.value) or 0
+            elif sample.name in _SINCE_START:
+                if sample.value >= 0:
+                    self.since_start[sample.name] = sample.value
             elif sample.name == _RUNS:
                 self.stopped |= {sample.labels.get(b"vhost", b"")} if sample.value == 0 else set()
             elif sample.name == _IDENTITY:
@@ -404,9 +407,12 @@ class RabbitQueues(TimedQueue):
         self._hidden = ""  # what the API does not show of the queues that there were when it was asked
         self._gone = Gone(name.encode() for name in url.queues if not is_pattern(name))
         self._consumed = set[Name]()  # queues that have had a consumer, also if the node does not list them now
-        #: Queues that the node no longer lists, since when, and ``_deleted`` of the last poll that listed them.
-        self._vanished: dict[Name, tuple[int, int | None]] = {}
-        self._deleted: int | None = None  # queues of this node, since it started; None at first and after an outage
+        #: Queues that the node no longer lists: since when, 0 for the next answer, and deletions before that.
+        self._vanished: dict[Name, tuple[int, float | None]] = {}
+        #: Queues of this node that were deleted since it started, as of the last two answers: an answer has a queue
+        #: before it has the count. None: unknown, at first and after an outage.
+        self._deleted: tuple[float | None, float | None] = None, None
+        self._since_start: dict[bytes, float] = {}
         self._stopped: set[bytes] = set()  # virtual hosts
         self._clustered = False
         self._counters = _Counters()
@@ -414,7 +420,7 @@ class RabbitQueues(TimedQueue):
         self._families: tuple[str, ...] = _BY_QUEUE
         self._slow_until_ns = self._not_before_ns = self._seldom_ns = self._slow = self._unanswered = 0
         self._counting = True
-        self._closed: int | None = None  # channels of this node, ever
+        self._closed: float | None = None  # channels of this node, ever
         self._wanted: set[Name] = set()  # queues whose counts are kept
         self._offset_lags: dict[Name, int] = {}  # of streams
         self._refusal = ""
@@ -518,7 +524,7 @@ class RabbitQueues(TimedQueue):
             blocked = None if self._management is None else self._management.blocked
             node["reason"] = f"{words} alarm: publishers are blocked" + (f": {blocked} connections" if blocked else "")
         return [
-            *({**node, **self._row(queue, answered_ns)} for queue in self._queues.values()),
+            *({**node, **row} for row in self._rows(answered_ns)),
             *(() if self._queues else ({**node, "status": "ok"},)),
             *({**node, **row} for row in gone),
             *({**node, "destination": shown(what), "reason": why} for what, why in problems),
@@ -597,8 +603,12 @@ class RabbitQueues(TimedQueue):
         self._offset_lags = {
             name: its[_OFFSET_LAG] for name, its in parsed.gauges.items() if _OFFSET_LAG in its and name in wanted
         }
-        missing = {**dict.fromkeys(self._queues, (now_ns, self._deleted)), **self._vanished}
-        self._deleted, self._stopped = parsed.deleted, parsed.stopped
+        if any(count < self._since_start.get(name, 0) for name, count in parsed.since_start.items()):
+            self._forget_deletions()  # it was restarted between two polls
+        self._since_start |= parsed.since_start
+        vanished = {name: (since_ns or now_ns, deleted) for name, (since_ns, deleted) in self._vanished.items()}
+        missing = {**dict.fromkeys(self._queues, (now_ns, self._deleted[0])), **vanished}
+        self._deleted, self._stopped = (self._deleted[1], parsed.since_start.get(_DELETED, 0)), parsed.stopped
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         consumed = self._consumed.union(*(other._consumed for other in others))
         self._queues = {
@@ -611,7 +621,7 @@ class RabbitQueues(TimedQueue):
         self._consumed |= {name for name, queue in self._queues.items() if queue.consumed}
         if len(self._consumed) > 2 * MAX_QUEUES:
             self._consumed &= missing.keys()
-        self._see_closed(parsed.closed, now_ns)
+        self._see_closed(parsed.since_start.get(_CLOSED), now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
             problems.append((b"", f"more than {MAX_QUEUES} queues are not watched: choose with ?queues= in the URL"))
@@ -641,7 +651,7 @@ class RabbitQueues(TimedQueue):
         found = [one._counters.totals.get(name) or _Totals() for one in (self, *others)]
         return _Totals(*(sum(getattr(one, total) for one in found) for total in vars(_Totals())))
 
-    def _see_closed(self, closed: int | None, now_ns: int) -> None:
+    def _see_closed(self, closed: float | None, now_ns: int) -> None:
         """Bounds of ready messages begin anew where channels were not asked for, or where one has closed whose last
         counts went with it. Its consumers' messages are ready again.
         """
@@ -680,13 +690,18 @@ class RabbitQueues(TimedQueue):
         _LEADERS.lead(self._identity, listed, self, now_ns)
         return self._gone.rows(now_ns)
 
-    def _may_exist(self, name: Name, deleted: int | None, now_ns: int) -> bool:
-        """Whether the cluster has, or may have, such a queue. deleted: the node's deletions when it was last listed."""
+    def _forget_deletions(self) -> None:
+        """What was deleted before an outage, or by it, the node does not count: only the management API knows."""
+        self._deleted, self._since_start = (None, None), {}
+        self._vanished = dict.fromkeys(islice(self._vanished, MAX_QUEUES), (0, None))
+
+    def _may_exist(self, name: Name, deleted: float | None, now_ns: int) -> bool:
+        """Whether the cluster has, or may have, such a queue. deleted: the node's deletions before it vanished."""
         if _LEADERS.elsewhere(self._identity, _key(name), self, now_ns) or name[0] in self._stopped:
             return True
         its = self._management
-        if its is None or its.problem or its.unseen([name]):
-            return bool(self._other_nodes) or deleted is None or (self._deleted or 0) <= deleted
+        if its is None or its.problem or name[0] not in its.vhosts:
+            return bool(self._other_nodes) or deleted is None or (self._deleted[1] or 0) <= deleted
         return name in its.queues
 
     @property
@@ -696,7 +711,17 @@ class RabbitQueues(TimedQueue):
             return "other nodes count, too"
         return "other nodes may count, too" if self._node_unknown and not self._version else ""
 
-    def _row(self, queue: _Queue, now_ns: int) -> dict[str, object]:
+    def _rows(self, now_ns: int) -> Iterator[Row]:
+        consumers = self._management.consumers if self._management is not None else {}
+        unacked = Counter[frozenset[object]]()
+        for name, queue in self._queues.items():
+            if (its := consumers.get(name)) is not None and its.channels:
+                unacked[its.channels] += queue.gauges.get(_UNACKED, 0)
+        for queue in self._queues.values():
+            yield self._row(queue, now_ns, unacked)
+
+    def _row(self, queue: _Queue, now_ns: int, unacked: Mapping[frozenset[object], int]) -> dict[str, object]:
+        """unacked: messages of all queues that have these channels."""
         name = queue.vhost, queue.name
         about = None if self._management is None else self._management.queues.get(name)
         ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
@@ -716,7 +741,8 @@ class RabbitQueues(TimedQueue):
         its = None if self._management is None else self._management.consumers.get(name)
         if its is not None and consumers:  # these are asked for less often
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
-            row["beside"] = self._beside(name, its) if ready and its.limit and its.shared else None
+            if ready and its.limit and its.shared and its.channels:
+                row["beside"] = sum(unacked[one] for one in its.within) - queue.gauges.get(_UNACKED, 0)
         if counting:
             row |= {
                 "added": queue.totals.published if known_in and not refuses else None,
@@ -743,13 +769,6 @@ class RabbitQueues(TimedQueue):
         if not age.close:
             row["inexact_reason"] = f"age: {age.text()}; {_BY_COUNTS}"
         return row | ({"oldest_undelivered_s": head_s} if age.close or not isnan(head_s) else {})
-
-    def _beside(self, name: Name, its: QueueConsumers) -> int:
-        """How many messages its consumers hold of queues that no other channel consumes: they share its limit."""
-        consumers = self._management.consumers if self._management is not None else {}
-        others = consumers.keys() & self._queues.keys() - {name}
-        those = [one for one in others if (on := consumers[one].channels) and on <= its.channels]
-        return sum(self._queues[one].gauges.get(_UNACKED, 0) for one in those)
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
@@ -805,7 +824,7 @@ class RabbitQueues(TimedQueue):
         self._unanswered = self._unanswered + 1 if failure == "no_answer" else UNANSWERED + 1
         if self._unanswered > UNANSWERED:
             self._counters.forget()
-            self._deleted, self._vanished = None, {}
+            self._forget_deletions()
             self._queues = {name: _Queue(*name, consumed=queue.consumed) for name, queue in self._queues.items()}
         self._seldom_ns = 0
         self._node, self._node_unknown = Asking(), ""
