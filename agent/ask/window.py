@@ -134,7 +134,8 @@ def _moment(text: str) -> datetime:
     if zone in ("", "UTC"):
         return moment
     for fold in (0, 1):  # an hour that a change of the clocks repeats
-        if (found := moment.replace(fold=fold)).astimezone().tzname() == zone:
+        found = moment.replace(fold=fold).astimezone()
+        if found.tzname() == zone and found.replace(tzinfo=None, fold=0) == moment:  # not in an hour that is left out
             return found
     raise ValueError(f"{zone} does not apply at that time")
 

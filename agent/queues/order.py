@@ -162,7 +162,8 @@ class MessageOrder:
                     return highest - number
                 restarts += 1
                 _put(self._restarts, sequence, restarts)
-            elif number > highest // 2:
+            elif highest >= _RESTARTED and number > highest // 2:
+                _put(self._highest, key, (number, seen))  # or the new run has come that far: it counts once
                 return highest - number
             seen = restarts
         _put(self._highest, key, (number, seen))

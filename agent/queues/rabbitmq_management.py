@@ -50,7 +50,7 @@ class QueueConsumers:
     """Of one queue. addresses: the consumers' ``ip:port`` as the node sees them, at most 64. limit: how many messages
     they may have unacknowledged; None: without a limit, or not known. channels: theirs, one object for all queues with
     the same; empty: none, or more than 1,024. shared: whether all limits are those of channels, and thus also of other
-    queues. within: channels of the queues that no other channel consumes, each once.
+    queues. within: channels of the queues that no other channel consumes, each once, if shared and there is a limit.
     """
 
     addresses: list[str] = field(default_factory=list)
@@ -233,8 +233,10 @@ def _find_within(found: Collection[QueueConsumers]) -> None:
     by_rarest = defaultdict[object, list[frozenset[object]]](list)
     for channels in filter(None, same):
         by_rarest[min(channels, key=often.__getitem__)].append(channels)
+    wanted = {id(one.within) for one in found if one.shared and one.limit}
     for channels, within in same.values():
-        within += [other for one in channels for other in by_rarest.get(one, ()) if other <= channels]
+        if id(within) in wanted:
+            within += [other for one in channels for other in by_rarest.get(one, ()) if other <= channels]
 
 
 def blocked(given: Any) -> int:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,18 @@ def test_consumers_that_share_a_queue_know_of_a_restart_of_its_producer(
     for consumer, number in enumerate((250, 251, 252)):  # behind the last ones of each
         order.add(MessageArrival("orders", None, None, consumer, f"late {consumer}", number, 0))
     assert [columns["out_of_order"] for *_, columns in order.rows()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("its", "first", "wrong"), [(range(0, 500, 2), 260, 1), ((1, 3), 2, 0)])
+def test_a_consumer_that_comes_late_to_the_new_run_is_not_out_of_order_for_long(
+    its: Sequence[int], first: int, wrong: int
+) -> None:
+    """Its first number of that run looks like one of the former run."""
+    order = MessageOrder()
+    former = [(n, n in its) for n in range(500)]
+    for i, (number, consumer) in enumerate([*former, (0, 0), (1, 0), *((n, 1) for n in range(first, first + 99))]):
+        order.add(MessageArrival("orders", None, None, consumer, f"m{i}", number, i))
+    assert sum(columns["out_of_order"] for *_, columns in order.rows()) == wrong
 
 
 @pytest.mark.parametrize(

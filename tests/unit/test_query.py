@@ -657,6 +657,8 @@ def test_times_of_the_day_are_local_as_those_of_journalctl(text: str) -> None:
         ("2026-10-25 02:30 CEST", "2026-10-25 00:30"),
         ("2026-10-25 02:30 CET", "2026-10-25 01:30"),
         ("2026-01-10 10:00 CEST", None),
+        ("2026-03-29 02:30 CET", None),
+        ("2026-03-29 02:30 CEST", None),
         ("2026-07-10 10:00 CET", None),
     ],
 )

@@ -314,7 +314,8 @@ def test_the_api_of_a_node_that_has_started_decides_once_it_answers(others: tupl
     management._problems[False] = "Connection refused"
     assert node.without_it(15, deletions=0)[-1] == [(b"other", "ok")]
     lists(*others)
-    assert node.without_it(2, deletions=0)[-1] == [(b"other", "ok"), (b"q", "gone")]
+    hidden = not others  # the API shows none of this virtual host, of which the node lists one
+    assert node.without_it(2, deletions=0)[-1] == [(b"other", "ok"), *([] if hidden else [(b"q", "gone")])]
 
 
 def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() -> None:
@@ -606,7 +607,7 @@ def test_no_queue_is_compared_with_all_others(alike: bool) -> None:
 
 def test_of_a_queue_with_too_many_channels_it_is_not_known_what_they_hold() -> None:
     its = [_consumer("q", str(n), 1, 0) for n in range(1025)] + [_consumer("few", "7", 1, 0)]
-    found = queue_consumers(its, [])
+    found = queue_consumers(its, [{"name": "7", "global_prefetch_count": 5}])
     assert [(len(one.channels), one.within) for one in found.values()] == [(0, []), (1, [frozenset("7")])]
 
 

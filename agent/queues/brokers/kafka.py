@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf, isnan, nan
 from random import sample
 from typing import Any
@@ -745,6 +746,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             self._gone.add(_gone_key(name, key), why, now_ns)
         self._committed |= hidden.keys()
         away = {(name, key): it for (name, key), it in hidden.items() if key not in self._groups[name].holders}
+        away = dict(islice(away.items(), max(0, MAX_ROWS - len(self._known))))
         self._known |= dict.fromkeys(away)
         refused = ({**_named(self._groups[n], key), **_failed(self.name, it, "topic")} for (n, key), it in away.items())
         return [*self._gone.rows(now_ns), *refused]

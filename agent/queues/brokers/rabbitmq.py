@@ -700,7 +700,8 @@ class RabbitQueues(TimedQueue):
         if _LEADERS.elsewhere(self._identity, _key(name), self, now_ns) or name[0] in self._stopped:
             return True
         its = self._management
-        if its is None or its.problem or name[0] not in its.vhosts:
+        seen = [one for one in self._queues if one[0] == name[0]]  # what the API lacks of these, we may not see
+        if its is None or its.problem or name[0] not in its.vhosts or its.unseen(seen):
             return bool(self._other_nodes) or deleted is None or (self._deleted[1] or 0) <= deleted
         return name in its.queues
 
