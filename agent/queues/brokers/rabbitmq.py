@@ -608,7 +608,8 @@ class RabbitQueues(TimedQueue):
         self._since_start |= parsed.since_start
         vanished = {name: (since_ns or now_ns, deleted) for name, (since_ns, deleted) in self._vanished.items()}
         missing = {**dict.fromkeys(self._queues, (now_ns, self._deleted[0])), **vanished}
-        self._deleted, self._stopped = (self._deleted[1], parsed.since_start.get(_DELETED, 0)), parsed.stopped
+        deleted, before = parsed.since_start.get(_DELETED, 0), self._deleted[1]
+        self._deleted, self._stopped = (deleted if before is None else before, deleted), parsed.stopped
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         consumed = self._consumed.union(*(other._consumed for other in others))
         self._queues = {
