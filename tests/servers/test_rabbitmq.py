@@ -70,7 +70,7 @@ def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
 
 
 def test_a_worker_of_celery_that_holds_messages_of_two_queues(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
-    """Its prefetch is for both of them together."""
+    """Its prefetch is for both of them together, before RabbitMQ 4."""
     app = application(rabbit.amqp)
     url = RabbitUrl.parse(rabbit.with_management + "&queues=both-*")
     queue = Judged("rabbitmq", RabbitQueues(url, timeout_s=20))
@@ -79,9 +79,10 @@ def test_a_worker_of_celery_that_holds_messages_of_two_queues(rabbit: Rabbit, wo
     until_row(queue, "both-b", "", lambda row: row["pending"] == 1)
     for _ in range(8):
         app.send_task("late", (600,), queue="both-a")
-    full = b"7 undelivered; prefetch exhausted: 2 of 2"
+    full = b" undelivered; prefetch exhausted: 2 of 2"
     row = until_row(queue, "both-a", "", lambda row: row["reason"].endswith(full), 60)
-    assert (row["status"], row["pending"]) == (b"stalled", 1)
+    # RabbitMQ 4 makes the prefetch one of each consumer, so the worker holds two of this queue as well.
+    assert (row["status"], row["lag_messages"], row["pending"]) in ((b"stalled", 7, 1), (b"stalled", 6, 2))
     queue.close()
 
 
