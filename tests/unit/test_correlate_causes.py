@@ -313,9 +313,18 @@ def test_a_group_that_lost_a_consumer_is_a_rebalance_or_a_slow_consumer() -> Non
     assert [f["cause"] for f in found] == ["rebalance"]
 
 
-@pytest.mark.parametrize(("every_s", "cause", "detail"), [(2, "rebalance", "storm"), (60, "consumer_stopped", "")])
-def test_a_group_that_is_rebalanced_again_and_again_is_a_storm(every_s: int, cause: str, detail: str) -> None:
-    host = lagging(consumers=2, out=0, rebalances=4 + np.arange(UNTIL - 30) // every_s)
+@pytest.mark.parametrize(
+    ("every_s", "state", "cause", "detail"),
+    [
+        (2, "stable", "rebalance", "storm"),
+        (20, "stable", "consumer_stopped", ""),
+        (20, "rebalancing", "rebalance", ""),  # it does not end, so nothing is acknowledged
+    ],
+)
+def test_a_group_that_is_rebalanced_again_and_again_is_a_storm(
+    every_s: int, state: str, cause: str, detail: str
+) -> None:
+    host = lagging(consumers=2, out=0, rebalances=4 + np.arange(UNTIL - 30) // every_s, group_state=state.encode())
     (finding,) = latest(run(host, UNTIL))
     assert (finding["cause"], finding["cause_detail"]) == (cause, detail)
 

@@ -16,6 +16,8 @@ from agent.correlate.words import render, text, value
 _BEFORE_NS = 10 * SECOND
 #: A consumer that stops leads to one rebalance, or two; so many are the cause themselves.
 _STORM = 3
+#: Of the polls during the symptom, in which the group was rebalancing: then the rebalance is the cause itself.
+_LASTING = 0.6
 
 
 def changed(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -24,11 +26,15 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     rebalances = _rebalances(episode, view)
     if rebalances:
+        during = polls_of(episode, view)["group_state"] == b"rebalancing"
+        lasting = bool(during.sum() > _LASTING * len(during))  # nothing can be acknowledged until it is over
         words = render("its partitions were reassigned {n}", n=value(rebalances, "time"))
+        if lasting and rebalances < _STORM:
+            words = render("its consumer group was rebalancing")
         seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=group.keys)
         yield Verdict(
             CAUSE.name,
-            0.93 if rebalances >= _STORM else 0.65,
+            0.93 if rebalances >= _STORM or lasting else 0.65,
             episode.scope,
             words,
             (seen, group.members, *group.rates),
@@ -67,7 +73,7 @@ CAUSE = Cause(
     "rebalance",
     110,
     "the members of a consumer group changed, or its partitions were reassigned",
-    {**READS, "queue_lag": (*READS["queue_lag"], "rebalances")},
+    {**READS, "queue_lag": (*READS["queue_lag"], "group_state", "rebalances")},
     "see which consumer joined or left, and why: its log",
     {"queue_lag": changed, "duplicates": assigned_anew, "out_of_order": assigned_anew},
     facts=FACTS,
