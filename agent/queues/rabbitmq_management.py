@@ -25,6 +25,7 @@ _CHANNELS = "/api/channels?columns=name,global_prefetch_count"
 _CONNECTIONS = "/api/connections?columns=state,channels"
 _MAX_VHOSTS = 1024  # that are remembered
 _MAX_ADDRESSES, _MAX_CHANNELS = 64, 1024  # of a queue's consumers
+_MAX_SETS = 1024  # different sets of channels that are compared
 _UNTAGGED, _TAG = "Not management user", "rabbitmqctl set_user_tags USER monitoring"
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
@@ -49,8 +50,9 @@ class AboutQueue(NamedTuple):
 class QueueConsumers:
     """Of one queue. addresses: the consumers' ``ip:port`` as the node sees them, at most 64. limit: how many messages
     they may have unacknowledged; None: without a limit, or not known. channels: theirs, one object for all queues with
-    the same; empty: none, or more than 1,024. shared: whether all limits are those of channels, and thus also of other
-    queues. within: channels of the queues that no other channel consumes, each once, if shared and there is a limit.
+    the same; empty: none, or more than 1,024 channels or sets of them. shared: whether all limits are those of
+    channels, and thus also of other queues. within: channels of the queues that no other channel consumes, each once,
+    if shared and there is a limit.
     """
 
     addresses: list[str] = field(default_factory=list)
@@ -229,6 +231,10 @@ def _find_within(found: Collection[QueueConsumers]) -> None:
     same: dict[frozenset[object], tuple[frozenset[object], list[frozenset[object]]]] = {}
     for one in found:
         one.channels, one.within = same.setdefault(one.channels, (one.channels, []))
+    if len(same) > _MAX_SETS:
+        for one in found:
+            one.channels = frozenset()
+        return
     often = Counter(chain.from_iterable(same))
     by_rarest = defaultdict[object, list[frozenset[object]]](list)
     for channels in filter(None, same):

@@ -615,6 +615,8 @@ def test_of_a_queue_with_too_many_channels_it_is_not_known_what_they_hold() -> N
     its = [_consumer("q", str(n), 1, 0) for n in range(1025)] + [_consumer("few", "7", 1, 0)]
     found = queue_consumers(its, [{"name": "7", "global_prefetch_count": 5}])
     assert [(len(one.channels), one.within) for one in found.values()] == [(0, []), (1, [frozenset("7")])]
+    each = queue_consumers([_consumer(str(n), str(n), 1, 0) for n in range(1025)], [])
+    assert {(len(one.channels), len(one.within)) for one in each.values()} == {(0, 0)}
 
 
 @pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])
