@@ -70,6 +70,9 @@ class RowSource(Protocol):
         its columns say.
         """
 
+    def tables(self, question: Question) -> Iterator[np.ndarray]:
+        """The same in order of time, a few thousand rows at once, so memory does not grow with the number of rows."""
+
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
         """How the measure of the question's table is spread in each of its groups; columns, values, order and limit are
         not looked at.

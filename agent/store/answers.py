@@ -28,6 +28,8 @@ from agent.tables import TABLES
 T = TypeVar("T")
 #: Rows of a span of ``batches``, which DuckDB sorts at once; rows that are Python objects at one time.
 _SPAN_ROWS = 2_000
+#: The same for ``tables``, which holds numpy arrays.
+_TABLE_ROWS = 5_000
 #: What rows are counted by to find such spans: a count a second of each day would take more memory than the rows.
 _STEPS_S = (3_600, 60, 1)
 _BATCH_ROWS = 200
@@ -101,26 +103,26 @@ class Answers(ABC):
                 columns, batches = self.stream(questions.select(part, self.boots, self.window))
                 yield from ([dict(zip(columns, row, strict=True)) for row in batch] for batch in batches)
 
-    def _spans(self, question: Question) -> list[tuple[_Span, int]]:
-        """Time spans in order, each with at most _SPAN_ROWS of the question's rows (more only within one second), and
+    def _spans(self, question: Question, most: int = _SPAN_ROWS) -> list[tuple[_Span, int]]:
+        """Time spans in order, each with at most ``most`` of the question's rows (more only within one second), and
         how many of each span's newest rows belong to the result.
         """
         first, *finer = _STEPS_S
-        spans = self._spans_of(question, first)
+        spans = self._spans_of(question, first, most)
         left = sum(span.rows for span in spans) if question.limit is None else question.limit
         kept: list[tuple[_Span, int]] = []
         while spans and left > 0:
             span = spans.pop()
             step_s = next((step for step in finer if step < span.until_s - span.from_s), 0)
-            if span.rows > _SPAN_ROWS and step_s:
-                spans += self._spans_of(replace(question, where=(*question.where, *span.where())), step_s)
+            if span.rows > most and step_s:
+                spans += self._spans_of(replace(question, where=(*question.where, *span.where())), step_s, most)
                 continue
             kept.append((span, min(span.rows, left)))
             left -= span.rows
         return kept[::-1]
 
-    def _spans_of(self, question: Question, step_s: int) -> list[_Span]:
-        """Time spans of whole steps in order, as long as _SPAN_ROWS allows."""
+    def _spans_of(self, question: Question, step_s: int, most: int) -> list[_Span]:
+        """Time spans of whole steps in order, as long as ``most`` rows allow."""
         boots = ", ".join(map(questions.literal, self.boots))
         _, batches = self.stream(
             f"SELECT * FROM (SELECT boot_id, t_ns // {step_s}000000000 AS step, count(*) FROM {question.table}"
@@ -131,7 +133,7 @@ class Answers(ABC):
         for boot, step, rows in itertools.chain.from_iterable(batches):
             last = spans[-1] if spans else None
             until_s = (step + 1) * step_s
-            if last is None or last.boot_id != boot or last.rows + rows > _SPAN_ROWS:
+            if last is None or last.boot_id != boot or last.rows + rows > most:
                 spans.append(_Span(boot, step * step_s, until_s, rows))
             else:
                 spans[-1] = last._replace(until_s=until_s, rows=last.rows + rows)
@@ -150,6 +152,11 @@ class Answers(ABC):
         for one in columns:
             rows[one.name] = as_stored(one, found[one.name])
         return rows
+
+    def tables(self, question: Question) -> Iterator[np.ndarray]:
+        """The same in order of time, a few thousand rows at once, so memory does not grow with the number of rows."""
+        for span, _ in self._spans(question, _TABLE_ROWS):
+            yield self.table(replace(question, where=(*question.where, *span.where()), order=TIME))
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
         """The distribution of the table's measure in each group (agent/store/group.py)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from agent.ask.question import GroupValue, Question, Where
+from agent.ask.question import Question, Where
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.version import VERSION
@@ -22,13 +22,14 @@ from agent.store.frames import Encoder, Frame, FrameKind, Head
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agent.ask.row_source import RowSource
 
 _LEVEL = 3  # rows repeat much: a higher level saves a tenth for three times the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing
 _FLUSH_S = 0.5
 _SECOND = 10**9
-_PAST_SECONDS = 60  # seconds that are read from the store at once
 #: Tables that the correlator derives: a replay computes them again.
 MADE_BY_AGENT = ("finding", "evidence", "limiter_jump")
 
@@ -95,29 +96,46 @@ def record_past(out: BinaryIO, source: RowSource, boot_id: str, host: str) -> Re
 
     Late rows are sorted in here, so a replay's findings may differ from the agent's.
     """
-    tables = [name for name in TABLES if name not in MADE_BY_AGENT]
     in_boot = Where("boot_id", "=", boot_id)
-    ends = (GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns"))
-    spans = [source.rows(Question(name, where=(in_boot,), values=ends))[0] for name in tables]
     recorder = Recorder(out, Head(boot_id, host, VERSION, boot_ns(), 0))
-    known = [span for span in spans if span["first"] is not None]
-    begin, end = min((s["first"] for s in known), default=0), max((s["last"] for s in known), default=-1)
-    for first in range(begin // _SECOND * _SECOND, end + 1, _PAST_SECONDS * _SECOND):
-        last = first + _PAST_SECONDS * _SECOND
-        within = (in_boot, Where("t_ns", ">=", first), Where("t_ns", "<", last))
-        rows = {}
-        for name, span in zip(tables, spans, strict=True):
-            if span["first"] is not None and span["first"] < last and span["last"] >= first:
-                columns = tuple(column.name for column in TABLES[name].columns)
-                rows[name] = source.table(Question(name, columns, where=within)).astype(TABLES[name].dtype)
-        for second in range(first, min(last, end + 1), _SECOND):
-            for name, held in rows.items():
-                low, high = np.searchsorted(held["t_ns"], [second, second + _SECOND])
-                if high > low:
-                    recorder.batch(Batch(name, held[low:high]))
-            recorder.tick(second + _SECOND)
+    waiting = [_Past(source, name, in_boot) for name in TABLES if name not in MADE_BY_AGENT]
+    first_ns = min((past.next_ns for past in waiting if past.next_ns is not None), default=0)
+    second = first_ns // _SECOND * _SECOND
+    waiting = [past for past in waiting if past.next_ns is not None]
+    while waiting:
+        second += _SECOND
+        for past in waiting:
+            for rows in past.until(second):
+                recorder.batch(Batch(past.table, rows))
+        recorder.tick(second)
+        waiting = [past for past in waiting if past.next_ns is not None]
     recorder.close()
     return recorder
+
+
+class _Past:
+    """The rows of a table in order of time; only some are in memory. ``next_ns``: CLOCK_BOOTTIME of the next row, None
+    after the last one.
+    """
+
+    def __init__(self, source: RowSource, table: str, where: Where) -> None:
+        self.table = table
+        columns = tuple(column.name for column in TABLES[table].columns)
+        self._parts = source.tables(Question(table, columns, where=(where,)))
+        self._keep(np.empty(0, TABLES[table].dtype))
+
+    def until(self, t_ns: int) -> Iterator[np.ndarray]:
+        """Rows before that time. Each row is given once."""
+        while self.next_ns is not None and self.next_ns < t_ns:
+            count = int(np.searchsorted(self._rows["t_ns"], t_ns))
+            yield self._rows[:count]
+            self._keep(self._rows[count:])
+
+    def _keep(self, rows: np.ndarray) -> None:
+        """These rows are next, or where there are none the next part."""
+        dtype = TABLES[self.table].dtype
+        self._rows = rows if len(rows) else next((part.astype(dtype) for part in self._parts if len(part)), rows)
+        self.next_ns = int(self._rows["t_ns"][0]) if len(self._rows) else None
 
 
 def wait_for_head(follower: Follower, until: float, poll_s: float) -> tuple[Head | None, list[Frame]]:
