@@ -25,6 +25,7 @@ SECTIONS = {
     "Findings and causes": {
         "findings": "List findings: symptoms with their causes.",
         "explain": "Explain one finding, with its evidence.",
+        "report": "Write a finding or a time as one HTML file.",
         "symptoms": "List all symptoms, or describe one.",
         "causes": "List all causes, or describe one.",
     },

@@ -49,8 +49,8 @@ class Session(Answers):
         self,
         path: str | Path,
         tables: Iterable[str],
-        since: str | None = None,
-        until: str | None = None,
+        since: str | Bound | None = None,
+        until: str | Bound | None = None,
         *,
         whole: bool = False,
         bounded: bool = False,
@@ -58,8 +58,9 @@ class Session(Answers):
         super().__init__()
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
-        known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
-        self.window = Window(*(None if t is None else parse(t, known) for t in (since, until)))
+        relative = any(isinstance(t, str) and t.strip().startswith("boot+") for t in (since, until))
+        known = boots(self.path) if relative else []
+        self.window = Window(*(parse(t, known) if isinstance(t, str) else t for t in (since, until)))
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
         self._open()

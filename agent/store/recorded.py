@@ -35,8 +35,8 @@ class Recorded(Answers):
         self,
         path: str | Path,
         tables: Iterable[str],
-        since: str | None = None,
-        until: str | None = None,
+        since: str | Bound | None = None,
+        until: str | Bound | None = None,
         *,
         bounded: bool = False,
     ) -> None:
@@ -60,7 +60,7 @@ class Recorded(Answers):
             raise
         self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
         self._clock = np.concatenate(clock)
-        self.window = Window(*(None if t is None else self.bound(t) for t in (since, until)))
+        self.window = Window(*(self.bound(t) if isinstance(t, str) else t for t in (since, until)))
         self._db = duck.connected(self._wall)
         held = rows.tables()
         for table in self._tables:
