@@ -112,7 +112,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(curl etcd-server netbase procps gcc g++ libc6-dev libssl-dev binutils gdb haproxy libnginx-mod-http-lua mmdebstrap musl-tools nats-server postgresql prometheus qemu-system-x86 rabbitmq-server xz-utils)
+		packages+=(chromium curl etcd-server netbase procps gcc g++ libc6-dev libssl-dev binutils gdb haproxy libnginx-mod-http-lua mmdebstrap musl-tools nats-server postgresql prometheus qemu-system-x86 rabbitmq-server xz-utils)
 		command -v npm >/dev/null || packages+=(nodejs npm)
 		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)

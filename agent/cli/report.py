@@ -91,7 +91,7 @@ def _around(source: RowSource, finding: str) -> tuple[str, Span]:
     before = min(max(_BEFORE_S * _SECOND, lasted), _MOST_S * _SECOND)
     after = min(max(_AFTER_S * _SECOND, lasted // 4), _MOST_S * _SECOND)
     start, end = max(0, row["start_ns"] - before), row["end_ns"] + after
-    first, last = _rows(source, row["boot_id"], f"t_ns >= {start} AND t_ns <= {end}") or (start, end)
+    first, last = rows_between(source, row["boot_id"], f"t_ns >= {start} AND t_ns <= {end}") or (start, end)
     return row["finding_id"], Span(row["boot_id"], min(first, row["start_ns"]), max(last, row["end_ns"]) + 1)
 
 
@@ -99,12 +99,12 @@ def _in_window(source: RowSource) -> tuple[str, Span]:
     from agent.cli.report_read import Span
 
     for boot in source.boots[::-1]:
-        if found := _rows(source, boot, " AND ".join(source.window.rows())):
+        if found := rows_between(source, boot, " AND ".join(source.window.rows())):
             return "", Span(boot, found[0], found[1] + 1)
     raise AgentError("nothing to report: no rows in that time", remedy="widen --since", exit_code=NO_ROWS)
 
 
-def _rows(source: RowSource, boot: str, where: str) -> tuple[int, int] | None:
+def rows_between(source: RowSource, boot: str, where: str) -> tuple[int, int] | None:
     """The times of the first and the last row of a boot, CLOCK_BOOTTIME ns."""
     from agent.ask.sql import literal
     from agent.cli.report_read import TABLES_OF

@@ -30,9 +30,11 @@ DRAWN = 12
 _SCRIPTS, _STYLES = ("uplot.js", "page.js"), ("uplot.css", "page.css")
 
 
-def document(source: RowSource, span: Span, chosen: str = "") -> dict[str, Any]:
-    """What a page shows of a span; texts have no control characters. chosen: the id of the finding that it is about."""
-    rows = findings_in(source, span)
+def document(source: RowSource, span: Span, chosen: str = "", words: str = "") -> dict[str, Any]:
+    """What a page shows of a span; texts have no control characters. chosen: the id of the finding that it is about.
+    words: only findings and curves with this in them.
+    """
+    rows = [row for row in findings_in(source, span) if words.lower() in _words(row)]
     drawn = {row["finding_id"] for row in rows if row["finding_id"] == chosen} or {
         row["finding_id"] for row in [one for one in rows if one["severity"] == "alarm"][-DRAWN:]
     }
@@ -48,21 +50,26 @@ def document(source: RowSource, span: Span, chosen: str = "") -> dict[str, Any]:
         "options": bounds(source, span),
         "chosen": chosen,
         "findings": findings,
-        "panels": [one for one in (clock(source, span), *panels(source, span, concerned)) if one],
+        "panels": [one for one in (clock(source, span), *panels(source, span, concerned, words)) if one],
         "notes": list(source.notes),
         **marks(source, span),
     }
-    clean: dict[str, Any] = _printable(made)
+    clean: dict[str, Any] = safe(made)
     return clean
 
 
-def _printable(value: Any) -> Any:
+def _words(row: dict[str, Any]) -> str:
+    names = ("finding_id", "cause", "symptom", "subject", "sentence", "culprit_comm", "culprit_object")
+    return " ".join(str(row[name]) for name in names).lower()
+
+
+def safe(value: Any) -> Any:
     """The same with each text safe to show: names come from programs."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {name: _printable(one) for name, one in value.items()}
-    return [_printable(one) for one in value] if isinstance(value, (list, tuple)) and not _numbers(value) else value
+        return {name: safe(one) for name, one in value.items()}
+    return [safe(one) for one in value] if isinstance(value, (list, tuple)) and not _numbers(value) else value
 
 
 def _numbers(values: Sequence[Any]) -> bool:
@@ -121,7 +128,7 @@ def _finding(source: RowSource, span: Span, row: dict[str, Any], *, drawn: bool)
 
 def page(made: dict[str, Any]) -> str:
     """The HTML of a document. A policy in it allows its own scripts and styles only, and no request at all."""
-    scripts, styles = ([_asset(name) for name in names] for names in (_SCRIPTS, _STYLES))
+    scripts, styles = ([asset(name) for name in names] for names in (_SCRIPTS, _STYLES))
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; base-uri 'none';"
         " form-action 'none'"
@@ -153,7 +160,7 @@ def _title(made: dict[str, Any]) -> str:
     return f"{count} finding{'' if count == 1 else 's'}"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return files("agent.cli").joinpath("web", name).read_text(encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +62,22 @@ class Span:
         return max(least, -(-(self.to_ns - self.from_ns) // PIECES))
 
 
-def panels(source: RowSource, span: Span, concerned: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """The panels that have rows. concerned: pids whose curves come first."""
+def panels(
+    source: RowSource, span: Span, concerned: Iterable[int] = (), words: str = "", titles: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The panels that have rows. concerned: pids whose curves come first. words: only curves and panels of subjects
+    with this in their name. titles: only these panels of ``PANELS``.
+    """
     pids = ", ".join(map(str, sorted(concerned)))
-    return [drawn for panel in PANELS for drawn in _drawn(source, span, panel, pids)]
+    wanted = [panel for panel in PANELS if not titles or panel.title in titles]
+    return [drawn for panel in wanted for drawn in _drawn(source, span, panel, pids, words)]
 
 
-def _drawn(source: RowSource, span: Span, panel: Panel, pids: str) -> list[dict[str, Any]]:
+def _drawn(source: RowSource, span: Span, panel: Panel, pids: str, words: str) -> list[dict[str, Any]]:
     first = f"bool_or(pid IN ({pids})) DESC," if pids and "pid" in TABLES[panel.table].by_name else ""
     where = f"{span.where()} AND ({panel.where})"
+    if words:
+        where += f" AND contains(lower(concat_ws(' ', {panel.each}, {panel.by})), {literal(words.lower())})"
     found = source.run(
         f"SELECT {panel.each} AS e, {panel.by} AS k FROM {panel.table} WHERE {where} GROUP BY e, k"
         f" HAVING e IS NOT NULL AND k IS NOT NULL ORDER BY {first} {panel.order} DESC NULLS LAST, e, k"
@@ -87,7 +94,7 @@ def _drawn(source: RowSource, span: Span, panel: Panel, pids: str) -> list[dict[
             part for part in (panel.where, f"{panel.each} = {literal(each)}" if each else "true") if part != "true"
         )
         drawn.append(
-            {"title": title, "more": max(0, len(keys) - CURVES), "curves": curves}
+            {"title": title, "kind": panel.title, "more": max(0, len(keys) - CURVES), "curves": curves}
             | _described(source, span, panel.table, panel.unit, panel.style, condition)
         )
     return drawn

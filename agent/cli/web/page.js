@@ -3,7 +3,12 @@
 (function () {
   const PLOT_HEIGHT = 150, LEFT = 68, COLOURS = 6;
   const plots = [];
+  const LENGTHS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 d"]];
+  const REFRESH_MS = 5000;
   let made = null, clock = "UTC", view = null;
+  // Of the page of `tickscope ui`, which asks a server: the newest seconds it shows, or null while it shows a fixed time.
+  const server = !document.getElementById("document");
+  let newest = 900, words = "", chosenId = "", failure = "";
 
   function element(tag, attributes, ...children) {
     const node = document.createElement(tag);
@@ -78,7 +83,8 @@
   function timesOf(panel) {
     if (panel.times) return panel.times;
     const count = panel.curves[0].values.length;
-    return Array.from({ length: count }, (_, at) => Math.min((at + 0.5) * panel.step, made.length_s));
+    const start = panel.start || 0;
+    return Array.from({ length: count }, (_, at) => start + (at + 0.5) * panel.step);
   }
 
   function marksPlugin(panel, finding) {
@@ -172,7 +178,7 @@
       scales: { x: { time: false, range: () => view }, y: log ? { distr: 3, range: () => decades(panel) } : { range: (_, low, high) => range(low, high, panel) } },
       axes: [
         { ...axis, space: 110, values: (self, ticks) => ticks.map((t) => timeText(t, tickDigits(ticks))) },
-        { ...axis, size: LEFT, space: 32, values: (self, ticks) => ticks.map((value) => value === null ? "" : valueText(value, panel.unit)) },
+        { ...axis, size: LEFT, space: 32, ...(log ? { splits: () => powers(panel) } : {}), values: (self, ticks) => ticks.map((value) => value === null ? "" : valueText(value, panel.unit)) },
       ],
       series: [{}, ...series],
       hooks: {
@@ -192,7 +198,7 @@
       plugins: [marksPlugin(panel, finding)],
     }, data, place);
     plot.over.addEventListener("dblclick", () => setView(0, made.length_s));
-    plots.push({ plot, place });
+    plots.push({ plot, place, box, panel });
     return box;
   }
 
@@ -205,6 +211,13 @@
     const most = known(panel).reduce((a, b) => Math.max(a, b), -Infinity);
     const low = 10 ** Math.floor(Math.log10(least(panel))), high = 10 ** Math.ceil(Math.log10(most));
     return [low, high > low ? high : low * 10];
+  }
+
+  function powers(panel) {
+    const [low, high] = decades(panel), found = [];
+    const step = Math.max(1, Math.ceil(Math.log10(high / low) / 3));
+    for (let power = Math.round(Math.log10(low)); power <= Math.round(Math.log10(high)); power += step) found.push(10 ** power);
+    return found;
   }
 
   function range(low, high, panel) {
@@ -230,6 +243,70 @@
     if (to - from < 0.01) return;
     view = [Math.max(0, from), Math.min(made.length_s, to)];
     for (const { plot } of plots) plot.setScale("x", { min: view[0], max: view[1] });
+    if (server) {
+      newest = null;
+      buttons();
+      clearTimeout(setView.timer);
+      setView.timer = setTimeout(refine, 60);
+    }
+  }
+
+  // Panels that can be seen get the points of the present view; a document has 600 of its whole time.
+  async function refine() {
+    const seen = plots.filter(({ box, panel }) => {
+      const { top, bottom } = box.getBoundingClientRect();
+      return panel.kind && bottom > 0 && top < innerHeight;
+    });
+    const titles = [...new Set(seen.map(({ panel }) => panel.kind))];
+    if (!titles.length || !view) return;
+    const asked = view.join();
+    const [from, to] = view.map((t) => made.from_boot_s + t);
+    const found = await ask("panels", { boot: made.boot_id, from, to, titles: titles.join("|"), words });
+    if (!found || asked !== view.join()) return;
+    for (const one of seen) {
+      const next = found.panels.find((panel) => panel.title === one.panel.title);
+      if (!next || !next.curves.length) continue;
+      next.start = found.from_boot_s - made.from_boot_s;
+      const box = drawPanel(next, null);
+      one.plot.destroy();
+      one.box.replaceWith(box);
+      plots.splice(plots.indexOf(one), 1);
+    }
+    resize();
+  }
+
+  async function ask(what, query) {
+    const token = new URLSearchParams(location.search).get("token");
+    try {
+      const answer = await fetch("/" + what + "?" + new URLSearchParams({ ...query, token }));
+      const text = await answer.text();
+      failure = answer.ok ? "" : answer.status === 409 ? JSON.parse(text).error : text;
+      if (answer.ok) return JSON.parse(text);
+    } catch (error) {
+      failure = "tickscope ui does not answer: is it still running?";
+    }
+    return null;
+  }
+
+  async function load() {
+    const query = newest === null
+      ? { boot: made.boot_id, from: made.from_boot_s, to: made.from_boot_s + made.length_s } : { length: newest };
+    const asked = newest;
+    const found = await ask("document", { ...query, finding: chosenId, words });
+    if (asked !== newest) return;
+    if (found) {
+      made = found;
+      view = [0, made.length_s];
+    }
+    const open = [...document.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
+    const at = scrollY;
+    draw();
+    for (const one of document.querySelectorAll("details > summary")) if (open.includes(one.textContent)) one.parentNode.open = true;
+    scrollTo(0, at);
+  }
+
+  function follow() {
+    if (newest !== null && !document.hidden && document.activeElement.tagName !== "INPUT") load();
   }
 
   function zoom(factor) {
@@ -248,6 +325,12 @@
   function list(title, items, open) {
     if (!items.length) return null;
     return element("details", open ? { open: "" } : {}, element("summary", {}, title + " (" + items.length + ")"), element("ul", {}, items));
+  }
+
+  function choose(finding) {
+    chosenId = finding.id;
+    newest = null;
+    load().then(() => scrollTo(0, 0));
   }
 
   function drawFinding(finding, chosen) {
@@ -270,7 +353,8 @@
     const support = finding.evidence.filter((one) => one.role === "for");
     const against = finding.evidence.filter((one) => one.role === "against");
     const head = element("article", { class: "card " + finding.severity + (chosen ? " chosen" : ""), id: "finding-" + finding.id },
-      element("h2", { class: "sentence" }, finding.sentence),
+      element("h2", { class: "sentence" }, server && !chosen
+        ? element("button", { type: "button", class: "choose", onclick: () => choose(finding) }, finding.sentence) : finding.sentence),
       element("dl", { class: "facts" },
         fact("began", (finding.began || "boot+" + (made.from_boot_s + finding.start).toFixed(3)) + (finding.lasted ? ", lasted " + finding.lasted : "") + ", " + finding.state),
         fact("symptom", finding.symptom + (finding.subject ? " of " + finding.subject : "")),
@@ -297,6 +381,7 @@
     const clocks = ["UTC", "local", "boot"].map((name) =>
       element("button", { type: "button", "aria-pressed": String(name === clock), onclick: () => { clock = name; draw(); } }, name));
     const main = element("main", {},
+      failure ? element("p", { class: "note", role: "alert" }, failure) : null,
       made.notes.map((note) => element("p", { class: "note" }, note)),
       chosen.map((one) => drawFinding(one, true)),
       others.length ? element("h2", {}, chosen.length ? "Other findings in this time" : "Findings") : null,
@@ -313,18 +398,43 @@
       element("nav", { class: "bar", "aria-label": "Time" },
         button("\u2212", "Zoom out", () => zoom(2)), button("+", "Zoom in", () => zoom(0.5)),
         button("\u2190", "Earlier", () => shift(-0.5)), button("\u2192", "Later", () => shift(0.5)),
-        button("All", "Show the whole time", () => setView(0, made.length_s)), clocks, cursor),
+        button("All", "Show the whole time", () => setView(0, made.length_s)), clocks, server ? asking() : [], cursor),
       main);
     resize();
+  }
+
+  // What only a server can do: the newest time, and names.
+  function asking() {
+    const lengths = LENGTHS.map(([seconds, name]) => element("button", { type: "button", class: "newest", "data-length": seconds,
+      "aria-pressed": String(newest === seconds), title: "The newest " + name, onclick: () => { newest = seconds; load(); } }, name));
+    const input = element("input", { type: "search", value: words, placeholder: "process, limiter, queue, peer", "aria-label": "Filter by name" });
+    input.addEventListener("change", () => { words = input.value.trim(); load(); });
+    return [...lengths, input];
+  }
+
+  function buttons() {
+    for (const one of document.querySelectorAll(".newest")) one.setAttribute("aria-pressed", String(newest === Number(one.dataset.length)));
   }
 
   function resize() {
     for (const { plot, place } of plots) plot.setSize({ width: Math.max(place.clientWidth, 200), height: PLOT_HEIGHT });
   }
 
-  made = JSON.parse(document.getElementById("document").textContent);
-  view = [0, made.length_s];
-  draw();
   window.addEventListener("resize", resize);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({ plot }) => plot.redraw(false, true)));
+  if (server) {
+    let waiting = 0;
+    window.addEventListener("scroll", () => {
+      clearTimeout(waiting);
+      if (newest === null) waiting = setTimeout(refine, 150);
+    });
+    made = { host: "", version: "", from_boot_s: 0, length_s: 1, wall: [], jumps: [], gaps: [], notes: [], findings: [], panels: [], chosen: "" };
+    view = [0, 1];
+    load();
+    setInterval(follow, REFRESH_MS);
+  } else {
+    made = JSON.parse(document.getElementById("document").textContent);
+    view = [0, made.length_s];
+    draw();
+  }
 })();
