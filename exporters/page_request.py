@@ -24,7 +24,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """A request that may be answered. query: as in the URL. headers: by lower-case name, in order."""
 
     method: str
@@ -33,7 +33,7 @@ class Head:
     headers: dict[str, list[str]]
 
 
-def read(request: bytes, hosts: Collection[str], remedy: str) -> Head | Wanted:
+def read(request: bytes, hosts: Collection[str], remedy: str) -> RequestHead | Wanted:
     """The complete request head, or why it is refused. A request that is too large has only its beginning.
 
     hosts: permitted names, in lower case. remedy: for one that came under another name.
@@ -59,7 +59,7 @@ def read(request: bytes, hosts: Collection[str], remedy: str) -> Head | Wanted:
             "this page is not served under that name, so that no web site can read it through your browser; " + remedy,
         )
     path, _, query = target.partition("?")
-    return Head(method, path, query, headers)
+    return RequestHead(method, path, query, headers)
 
 
 def parse(request: bytes, hosts: Collection[str]) -> Wanted:

@@ -31,7 +31,7 @@ SECTIONS = {
     },
     "At a glance": {
         "limiters": "Show rate limiters and their decisions.",
-        "ui": "Show the same as a web page on this host.",
+        "ui": "Show findings and curves as a web page on this host.",
         "queues": "Show queues and their lag.",
         "clock": "Show the clocks: now, history, live, conversion.",
     },

@@ -12,7 +12,7 @@ from agent.errors import NO_ROWS, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
-    from agent.cli.report_read import Span
+    from agent.cli.report_read import ReportSpan
 
 _SECOND = 10**9
 #: What is shown before a finding, so that the usual values are seen, and behind it; both more if it lasted longer.
@@ -75,10 +75,10 @@ def _every_table() -> list[str]:
     return list(TABLES)
 
 
-def _around(source: RowSource, finding: str) -> tuple[str, Span]:
+def _around(source: RowSource, finding: str) -> tuple[str, ReportSpan]:
     from agent.cli.explain import check_one, with_id
     from agent.cli.findings import latest
-    from agent.cli.report_read import Span
+    from agent.cli.report_read import ReportSpan
 
     rows = latest(source, *with_id(finding))
     if not rows:
@@ -92,15 +92,15 @@ def _around(source: RowSource, finding: str) -> tuple[str, Span]:
     after = min(max(_AFTER_S * _SECOND, lasted // 4), _MOST_S * _SECOND)
     start, end = max(0, row["start_ns"] - before), row["end_ns"] + after
     first, last = rows_between(source, row["boot_id"], f"t_ns >= {start} AND t_ns <= {end}") or (start, end)
-    return row["finding_id"], Span(row["boot_id"], min(first, row["start_ns"]), max(last, row["end_ns"]) + 1)
+    return row["finding_id"], ReportSpan(row["boot_id"], min(first, row["start_ns"]), max(last, row["end_ns"]) + 1)
 
 
-def _in_window(source: RowSource) -> tuple[str, Span]:
-    from agent.cli.report_read import Span
+def _in_window(source: RowSource) -> tuple[str, ReportSpan]:
+    from agent.cli.report_read import ReportSpan
 
     for boot in source.boots[::-1]:
         if found := rows_between(source, boot, " AND ".join(source.window.rows())):
-            return "", Span(boot, found[0], found[1] + 1)
+            return "", ReportSpan(boot, found[0], found[1] + 1)
     raise AgentError("nothing to report: no rows in that time", remedy="widen --since", exit_code=NO_ROWS)
 
 

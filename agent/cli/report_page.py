@@ -15,7 +15,7 @@ import numpy as np
 from agent.ask.question import Question
 from agent.cli import explain
 from agent.cli.findings import in_wall_time, left_open
-from agent.cli.report_read import Span, bounds, clock, evidence_panels, findings_in, marks, panels
+from agent.cli.report_read import ReportSpan, bounds, clock, evidence_panels, findings_in, marks, panels
 from agent.columns import NULL_I64
 from agent.common.duration import brief, instant
 from agent.common.instants import iso
@@ -30,7 +30,7 @@ DRAWN = 12
 _SCRIPTS, _STYLES = ("uplot.js", "page.js"), ("uplot.css", "page.css")
 
 
-def document(source: RowSource, span: Span, chosen: str = "", words: str = "") -> dict[str, Any]:
+def document(source: RowSource, span: ReportSpan, chosen: str = "", words: str = "") -> dict[str, Any]:
     """What a page shows of a span; texts have no control characters. chosen: the id of the finding that it is about.
     words: only findings and curves with this in them.
     """
@@ -82,7 +82,7 @@ def _pids(row: dict[str, Any]) -> list[int]:
     return [pid for pid in pids if isinstance(pid, int)]
 
 
-def _finding(source: RowSource, span: Span, row: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
+def _finding(source: RowSource, span: ReportSpan, row: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
     lasted = row["end_ns"] - row["start_ns"]
     state = "left open" if left_open(source, row) else row["state"]

@@ -40,7 +40,7 @@ _SCALES = {("us", "ns"): 1e3, ("ms", "ns"): 1e6, ("s", "ns"): 1e9, ("ns", "us"):
 
 
 @dataclass(frozen=True)
-class Span:
+class ReportSpan:
     """A time of one boot, CLOCK_BOOTTIME ns, ``to_ns`` exclusive."""
 
     boot_id: str
@@ -63,7 +63,7 @@ class Span:
 
 
 def panels(
-    source: RowSource, span: Span, concerned: Iterable[int] = (), words: str = "", titles: Collection[str] = ()
+    source: RowSource, span: ReportSpan, concerned: Iterable[int] = (), words: str = "", titles: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """The panels that have rows. concerned: pids whose curves come first. words: only curves and panels of subjects
     with this in their name. titles: only these panels of ``PANELS``.
@@ -73,7 +73,7 @@ def panels(
     return [drawn for panel in wanted for drawn in _drawn(source, span, panel, pids, words)]
 
 
-def _drawn(source: RowSource, span: Span, panel: Panel, pids: str, words: str) -> list[dict[str, Any]]:
+def _drawn(source: RowSource, span: ReportSpan, panel: Panel, pids: str, words: str) -> list[dict[str, Any]]:
     first = f"bool_or(pid IN ({pids})) DESC," if pids and "pid" in TABLES[panel.table].by_name else ""
     where = f"{span.where()} AND ({panel.where})"
     if words:
@@ -100,13 +100,15 @@ def _drawn(source: RowSource, span: Span, panel: Panel, pids: str, words: str) -
     return drawn
 
 
-def _described(source: RowSource, span: Span, table: str, unit: str, style: Style, where: str = "") -> dict[str, Any]:
+def _described(
+    source: RowSource, span: ReportSpan, table: str, unit: str, style: Style, where: str = ""
+) -> dict[str, Any]:
     step = span.step_ns(table, style) / 1e9
     command = f"tickscope query {table} {bounds(source, span)}{f' --where {shlex.quote(where)}' if where else ''}"
     return {"table": table, "unit": unit, "style": style, "step": step, "command": command}
 
 
-def bounds(source: RowSource, span: Span) -> str:
+def bounds(source: RowSource, span: ReportSpan) -> str:
     """The span as options of a verb: in wall time (UTC) where it is known."""
     import numpy as np
 
@@ -120,7 +122,7 @@ def bounds(source: RowSource, span: Span) -> str:
 
 def _curves(
     source: RowSource,
-    span: Span,
+    span: ReportSpan,
     table: str,
     by: str,
     kinds: Sequence[Curve],
@@ -161,7 +163,7 @@ def _number(value: Any, divisor: float = 1.0) -> float | int | None:
     return int(number) if number.is_integer() else number
 
 
-def clock(source: RowSource, span: Span) -> dict[str, Any]:
+def clock(source: RowSource, span: ReportSpan) -> dict[str, Any]:
     """How far the wall clock moved against CLOCK_BOOTTIME in the span (ns): a panel whose points are beside each jump
     too, so that the curve does not fold over itself.
     """
@@ -190,7 +192,7 @@ def clock(source: RowSource, span: Span) -> dict[str, Any]:
     }
 
 
-def marks(source: RowSource, span: Span) -> dict[str, Any]:
+def marks(source: RowSource, span: ReportSpan) -> dict[str, Any]:
     """Jumps of the wall clock, times in which records were lost, and wall time: Unix seconds at these times."""
     import numpy as np
 
@@ -215,7 +217,7 @@ def marks(source: RowSource, span: Span) -> dict[str, Any]:
     }
 
 
-def evidence_panels(source: RowSource, span: Span, evidence: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Panels of the rows behind pieces of evidence: a panel a column, a curve for each set of keys, and the usual value
     where it is known. Each piece gets ``panel``, the number of its panel in the result.
     """
@@ -288,7 +290,7 @@ def _usual(pieces: Sequence[dict[str, Any]], unit: str) -> dict[str, Any]:
     return {}
 
 
-def findings_in(source: RowSource, span: Span) -> list[dict[str, Any]]:
+def findings_in(source: RowSource, span: ReportSpan) -> list[dict[str, Any]]:
     """The findings that overlap the span in their latest state, with details, in order of their start."""
     overlapping = (
         Where("boot_id", "=", span.boot_id),

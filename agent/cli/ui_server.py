@@ -19,11 +19,11 @@ from agent.ask.window import Bound
 from agent.cli.findings import TABLES_OF as FINDING_TABLES
 from agent.cli.report import rows_between
 from agent.cli.report_page import asset, document, safe
-from agent.cli.report_read import TABLES_OF, Span, panels
+from agent.cli.report_read import TABLES_OF, ReportSpan, panels
 from agent.errors import AgentError
 from agent.store.sources import opened
 from agent.tables import TABLES
-from exporters.page_request import Head, Wanted, read
+from exporters.page_request import RequestHead, Wanted, read
 from exporters.page_server import PageServer
 
 _SECOND = 10**9
@@ -115,10 +115,10 @@ class UiServer(PageServer):
         made: dict[str, Any] = safe({"boot_id": span.boot_id, "from_boot_s": span.from_ns / _SECOND, "panels": found})
         return made
 
-    def _opened(self, span: Span) -> Any:
+    def _opened(self, span: ReportSpan) -> Any:
         return opened(self._store, [*TABLES, *FINDING_TABLES], *_bounds(span))
 
-    def _span(self, query: dict[str, str]) -> Span:
+    def _span(self, query: dict[str, str]) -> ReportSpan:
         """``boot``, ``from`` and ``to`` (CLOCK_BOOTTIME s), or the newest ``length`` seconds. Raises ValueError."""
         if "boot" in query:
             first, last = _seconds(query, "from"), _seconds(query, "to")
@@ -126,7 +126,7 @@ class UiServer(PageServer):
                 raise ValueError("boot must be a boot id")
             if not 0 < last - first <= _MOST_S or first < 0:
                 raise ValueError("from must be before to")
-            return Span(query["boot"], int(first * _SECOND), int(last * _SECOND))
+            return ReportSpan(query["boot"], int(first * _SECOND), int(last * _SECOND))
         length = int(min(max(_seconds(query, "length"), 1.0), _MOST_S) * _SECOND)
         with opened(self._store, TABLES_OF) as source:
             if not source.boots:
@@ -138,10 +138,10 @@ class UiServer(PageServer):
                 found = rows_between(source, boot, "true")
                 last_ns = found[1] + 1 if found else length
             found = rows_between(source, boot, f"t_ns >= {last_ns - length} AND t_ns < {last_ns}")
-        return Span(boot, found[0] if found else max(0, last_ns - length), last_ns)
+        return ReportSpan(boot, found[0] if found else max(0, last_ns - length), last_ns)
 
 
-def _bounds(span: Span) -> tuple[Bound, Bound]:
+def _bounds(span: ReportSpan) -> tuple[Bound, Bound]:
     return Bound(span.boot_id, span.from_ns, None), Bound(span.boot_id, span.to_ns, None)
 
 
@@ -152,14 +152,14 @@ def _seconds(query: dict[str, str], name: str) -> float:
     return value
 
 
-def _foreign(head: Head) -> bool:
+def _foreign(head: RequestHead) -> bool:
     """Whether a page of another origin asks, as browsers say."""
     origin, host = head.headers.get("origin", []), head.headers.get("host", [""])[0]
     site = head.headers.get("sec-fetch-site", ["same-origin"])[0]
     return site not in ("same-origin", "none") or any(one != f"http://{host}" for one in origin)
 
 
-def _answer(status: str, kind: str, text: str, head: Head | None = None) -> tuple[int, bytes]:
+def _answer(status: str, kind: str, text: str, head: RequestHead | None = None) -> tuple[int, bytes]:
     """head: of the request, if the answer may be compressed."""
     body, more = text.encode(), list(_HEADERS)
     if head is not None and "gzip" in ",".join(head.headers.get("accept-encoding", [])):

@@ -17,10 +17,7 @@ from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
 from tests.recorded_store import fill
 
-_FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync"
-).split()
+_FLAGS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync")
 _VERB = (sys.executable, "-c", "from agent.cli.main import main; main()")
 _HOSTILE = "<img src=x onerror=document.title='run'>"
 
@@ -28,7 +25,7 @@ _HOSTILE = "<img src=x onerror=document.title='run'>"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=_FLAGS)
+        made = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[f"--{flag}" for flag in _FLAGS])
         yield made
         made.close()
 
@@ -84,7 +81,8 @@ def test_the_report(browser: Browser, report: str, wide: int, scheme: str) -> No
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it must not scroll sideways"
     inked = page.evaluate(  # pixels of a curve that are not background
         """() => { const c = [...document.querySelectorAll(".panel canvas")].pop();
-        return c.getContext("2d").getImageData(0, 0, c.width, c.height).data.filter((v, i) => i % 4 === 3 && v).length }"""
+        const image = c.getContext("2d").getImageData(0, 0, c.width, c.height);
+        return image.data.filter((v, i) => i % 4 === 3 && v).length }"""
     )
     assert inked > 500
     assert wrong == []
