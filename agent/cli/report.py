@@ -78,7 +78,7 @@ def _every_table() -> list[str]:
 def _around(source: RowSource, finding: str) -> tuple[str, ReportSpan]:
     from agent.cli.explain import check_one, with_id
     from agent.cli.findings import latest
-    from agent.cli.report_read import ReportSpan
+    from agent.cli.report_read import ReportSpan, rows_between
 
     rows = latest(source, *with_id(finding))
     if not rows:
@@ -96,22 +96,9 @@ def _around(source: RowSource, finding: str) -> tuple[str, ReportSpan]:
 
 
 def _in_window(source: RowSource) -> tuple[str, ReportSpan]:
-    from agent.cli.report_read import ReportSpan
+    from agent.cli.report_read import ReportSpan, rows_between
 
     for boot in source.boots[::-1]:
         if found := rows_between(source, boot, " AND ".join(source.window.rows())):
             return "", ReportSpan(boot, found[0], found[1] + 1)
     raise AgentError("nothing to report: no rows in that time", remedy="widen --since", exit_code=NO_ROWS)
-
-
-def rows_between(source: RowSource, boot: str, where: str) -> tuple[int, int] | None:
-    """The times of the first and the last row of a boot, CLOCK_BOOTTIME ns."""
-    from agent.ask.sql import literal
-    from agent.cli.report_read import TABLES_OF
-
-    each = " UNION ALL ".join(
-        f"SELECT min(t_ns) AS a, max(t_ns) AS b FROM {table} WHERE boot_id = {literal(boot)} AND {where}"
-        for table in TABLES_OF
-    )
-    first, last = source.run(f"SELECT min(a), max(b) FROM ({each})").rows[0]
-    return None if first is None else (first, last)

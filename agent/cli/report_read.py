@@ -82,30 +82,26 @@ def _drawn(source: RowSource, span: ReportSpan, panel: Panel, pids: str, words: 
         f"SELECT {panel.each} AS e, {panel.by} AS k FROM {panel.table} WHERE {where} GROUP BY e, k"
         f" HAVING e IS NOT NULL AND k IS NOT NULL ORDER BY {first} {panel.order} DESC NULLS LAST, e, k"
     ).rows
+    subjects = list(dict.fromkeys(e for e, _ in found))[:SPLIT]
+    names = {each: [k for e, k in found if e == each] for each in subjects}
+    curves = _curves(source, span, panel, where, [(each, k) for each in subjects for k in names[each][:CURVES]])
     drawn = []
-    for each in list(dict.fromkeys(e for e, _ in found))[:SPLIT]:
-        keys = [k for e, k in found if e == each]
+    for each in subjects:
+        of = f"{panel.each} = {literal(each)}" if each else "true"
+        condition = " AND ".join(part for part in (panel.where, of) if part != "true")
         title = f"{panel.title}: {each}" if each else panel.title
-        one = f"{where} AND {panel.each} = {literal(each)}" if each else where
-        curves = _curves(
-            source, span, panel.table, panel.by, panel.curves, one, keys[:CURVES], panel.style, panel.parts
-        )
-        condition = " AND ".join(
-            part for part in (panel.where, f"{panel.each} = {literal(each)}" if each else "true") if part != "true"
-        )
+        more = max(0, len(names[each]) - CURVES)
         drawn.append(
-            {"title": title, "kind": panel.title, "more": max(0, len(keys) - CURVES), "curves": curves}
-            | _described(source, span, panel.table, panel.unit, panel.style, condition)
+            {"title": title, "kind": panel.title, "more": more, "curves": curves[each]}
+            | _described(source, span, panel, condition)
         )
     return drawn
 
 
-def _described(
-    source: RowSource, span: ReportSpan, table: str, unit: str, style: Style, where: str = ""
-) -> dict[str, Any]:
-    step = span.step_ns(table, style) / 1e9
-    command = f"tickscope query {table} {bounds(source, span)}{f' --where {shlex.quote(where)}' if where else ''}"
-    return {"table": table, "unit": unit, "style": style, "step": step, "command": command}
+def _described(source: RowSource, span: ReportSpan, panel: Panel, where: str) -> dict[str, Any]:
+    step = span.step_ns(panel.table, panel.style) / 1e9
+    command = f"tickscope query {panel.table} {bounds(source, span)}{f' --where {shlex.quote(where)}' if where else ''}"
+    return {"table": panel.table, "unit": panel.unit, "style": panel.style, "step": step, "command": command}
 
 
 def bounds(source: RowSource, span: ReportSpan) -> str:
@@ -121,38 +117,35 @@ def bounds(source: RowSource, span: ReportSpan) -> str:
 
 
 def _curves(
-    source: RowSource,
-    span: ReportSpan,
-    table: str,
-    by: str,
-    kinds: Sequence[Curve],
-    where: str,
-    keys: Sequence[str],
-    style: Style,
-    parts: str = "",
-) -> list[dict[str, Any]]:
-    """A curve of each kind for each of these values of ``by``."""
-    step = span.step_ns(table, style)
-    values = ", ".join(f"{kind.value} AS v{at}" for at, kind in enumerate(kinds))
-    named = f"{by} IN ({', '.join(map(literal, keys))})"
+    source: RowSource, span: ReportSpan, panel: Panel, where: str, pairs: Sequence[tuple[str, str]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The curves of each panel, by value of ``each``. pairs: values of ``each`` and ``by``. Each pair has a curve of
+    each kind.
+    """
+    made: dict[str, list[dict[str, Any]]] = {each: [] for each, _ in pairs}
+    if not pairs:
+        return made
+    step, kinds = span.step_ns(panel.table, panel.style), range(len(panel.curves))
+    named = f"({panel.each}, {panel.by}) IN ({', '.join(f'({literal(e)}, {literal(k)})' for e, k in pairs)})"
     sql = (
-        f"SELECT {by} AS k, (t_ns - {span.from_ns}) // {step} AS piece, {values} FROM {table} WHERE {where} AND {named}"
+        f"SELECT {panel.each} AS e, {panel.by} AS k, (t_ns - {span.from_ns}) // {step} AS piece,"
+        f" {', '.join(f'{panel.curves[at].value} AS v{at}' for at in kinds)} FROM {panel.table}"
+        f" WHERE {where} AND {named} GROUP BY e, k, piece{f', {panel.parts}' if panel.parts else ''}"
     )
-    sql += f" GROUP BY k, piece{f', {parts}' if parts else ''}"
-    if parts:
-        sql = f"SELECT k, piece, {', '.join(f'sum(v{at})' for at in range(len(kinds)))} FROM ({sql}) GROUP BY k, piece"
+    if panel.parts:
+        sums = ", ".join(f"sum(v{at})" for at in kinds)
+        sql = f"SELECT e, k, piece, {sums} FROM ({sql}) GROUP BY e, k, piece"
     count = -(-(span.to_ns - span.from_ns) // step)
-    lines: dict[tuple[str, int], list[float | None]] = {
-        (key, at): [None] * count for key in keys for at in range(len(kinds))
+    lines: dict[tuple[str, str, int], list[float | None]] = {
+        (*pair, at): [None] * count for pair in pairs for at in kinds
     }
-    for key, number, *row in source.run(sql).rows:
+    for each, key, piece, *row in source.run(sql).rows:
         for at, value in enumerate(row):
-            lines[key, at][number] = _number(value, step / 1e9 if kinds[at].per_s else 1.0)
-    return [
-        {"name": " ".join(filter(None, (key, kinds[at].name))), "values": line}
-        for (key, at), line in lines.items()
-        if any(value is not None for value in line)
-    ]
+            lines[each, key, at][piece] = _number(value, step / 1e9 if panel.curves[at].per_s else 1.0)
+    for (each, key, at), line in lines.items():
+        if any(value is not None for value in line):
+            made[each].append({"name": " ".join(filter(None, (key, panel.curves[at].name))), "values": line})
+    return made
 
 
 def _number(value: Any, divisor: float = 1.0) -> float | int | None:
@@ -230,23 +223,24 @@ def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict
     made: list[dict[str, Any]] = []
     for (table, column), conditions in list(grouped.items())[:EVIDENCE_PANELS]:
         unit = TABLES[table].by_name[column].unit if column else ""
-        curve = Curve(f"max({quote(column)})" if column else "count(*)")
+        value = f"max({quote(column)})" if column else "count(*)"
         style: Style = "line" if "interval_ns" in TABLES[table].by_name or table == "queue_lag" else "points"
+        title = f"{column.removesuffix('_' + unit) if unit else column or 'rows'} of {table}".replace("_", " ")
+        panel = Panel(title, table, unit, (Curve(value),), "", style=style)
         curves: list[dict[str, Any]] = []
         names = _names([pieces[0] for pieces in conditions.values()])
         for name, (condition, pieces) in list(zip(names, conditions.items(), strict=True))[:CURVES]:
             where = f"{span.where()} AND {condition}"
-            found = _curves(source, span, table, "''", [curve], where, [""], style)
+            found = _curves(source, span, panel, where, [("", "")])[""]
             curves += [{**one, "name": name, **_usual(pieces, unit)} for one in found]
         if sum(value is not None for one in curves for value in one["values"]) < _FEW:
             continue
         for piece in (piece for pieces in conditions.values() for piece in pieces):
             piece["panel"] = len(made)
-        title = f"{column.removesuffix('_' + unit) if unit else column or 'rows'} of {table}".replace("_", " ")
         where = next(iter(conditions)) if len(conditions) == 1 and "true" not in conditions else ""
         made.append(
             {"title": title, "more": max(0, len(conditions) - CURVES), "curves": curves}
-            | _described(source, span, table, unit, style, where)
+            | _described(source, span, panel, where)
         )
     return made
 
@@ -299,3 +293,13 @@ def findings_in(source: RowSource, span: ReportSpan) -> list[dict[str, Any]]:
     )
     rows = source.rows(Question("finding", where=overlapping, within=False, order=("start_ns", "t_ns", "finding_id")))
     return with_details(source, decoded(rows)) if rows else []
+
+
+def rows_between(source: RowSource, boot: str, where: str, tables: Sequence[str] = TABLES_OF) -> tuple[int, int] | None:
+    """The times of the first and the last row of these tables in a boot, CLOCK_BOOTTIME ns."""
+    each = " UNION ALL ".join(
+        f"SELECT min(t_ns) AS a, max(t_ns) AS b FROM {table} WHERE boot_id = {literal(boot)} AND {where}"
+        for table in tables
+    )
+    first, last = source.run(f"SELECT min(a), max(b) FROM ({each})").rows[0]
+    return None if first is None else (first, last)

@@ -17,9 +17,8 @@ from urllib.parse import parse_qs
 
 from agent.ask.window import Bound
 from agent.cli.findings import TABLES_OF as FINDING_TABLES
-from agent.cli.report import rows_between
 from agent.cli.report_page import asset, document, safe
-from agent.cli.report_read import TABLES_OF, ReportSpan, panels
+from agent.cli.report_read import TABLES_OF, ReportSpan, panels, rows_between
 from agent.errors import AgentError
 from agent.store.sources import opened
 from agent.tables import TABLES
@@ -132,13 +131,12 @@ class UiServer(PageServer):
             if not source.boots:
                 raise AgentError("the store has no rows yet")
             boot = source.boots[-1]
+            last_ns = (source.last_ns(boot) or 0) + 1
             if source.written_since_ns is not None:
                 last_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            else:
-                found = rows_between(source, boot, "true")
-                last_ns = found[1] + 1 if found else length
-            found = rows_between(source, boot, f"t_ns >= {last_ns - length} AND t_ns < {last_ns}")
-        return ReportSpan(boot, found[0] if found else max(0, last_ns - length), last_ns)
+            begin_ns = max(0, last_ns - length)
+            found = rows_between(source, boot, f"t_ns >= {begin_ns} AND t_ns < {last_ns}", ("clock_offset",))
+        return ReportSpan(boot, found[0] if found else begin_ns, last_ns)
 
 
 def _bounds(span: ReportSpan) -> tuple[Bound, Bound]:

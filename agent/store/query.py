@@ -99,6 +99,9 @@ class Session(Answers):
         """CLOCK_BOOTTIME at which the writing process started (to 10 ms), None if there is none."""
         return None if self._taken.writer is None else segments.started_ns(self._taken.writer)
 
+    def last_ns(self, boot_id: str) -> int | None:
+        return self._taken.ends.get(boot_id)
+
     def _silence(self) -> list[str]:
         """A note that no agent has added rows since some time: an empty result then means little."""
         taken = self._taken

@@ -72,6 +72,9 @@ class Recorded(Answers):
         """The recorded boot."""
         return [self._boot]
 
+    def last_ns(self, boot_id: str) -> int | None:
+        return self._end_ns if boot_id == self._boot else None
+
     def bound(self, text: str) -> Bound:
         return parse(text, self.boots, (self._boot, self._end_ns))
 

@@ -45,7 +45,7 @@ def fill(path: Path, rows: int) -> None:
     )
     for first in range(0, rows // len(_TABLES), _AT_ONCE):
         who = random.zipf(1.5, _AT_ONCE) % len(comms)
-        t_ns = (np.arange(first, first + _AT_ONCE) * len(_TABLES) * _HOUR_NS // rows).astype(np.int64)
+        t_ns = np.arange(first, first + _AT_ONCE) * (len(_TABLES) * _HOUR_NS // rows)
         process = {"t_ns": t_ns, "pid": 1000 + who, "tid": 1000 + who, "proc_start_ns": who * 10**9, "comm": comms[who]}
         took = random.lognormal(12, 1.5, _AT_ONCE).astype(np.int64)
         socket = {**process, "peer": peers[who * 6], "sport": 40_000, "dport": 6379, "role": 0, "family": 0}
