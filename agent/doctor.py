@@ -22,7 +22,7 @@ from agent.errors import AgentError
 from agent.kernel.loader_process import SYSTEM_PYTHON
 from agent.posix import privilege, proc
 from agent.queues.catalogue import broker
-from agent.queues.credentials import load_credentials
+from agent.common.credentials import load_credentials
 from agent.queues.queue import Queue
 
 

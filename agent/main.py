@@ -164,7 +164,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.kernel import bpf
     from agent.kernel.loaded_families import Loading
     from agent.posix.signals import Signals
-    from agent.queues.credentials import load_credentials
+    from agent.common.credentials import load_credentials
     from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 

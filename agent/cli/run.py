@@ -65,7 +65,7 @@ def command(
     journal, with a priority). SIGHUP reloads the settings, and reports those that need a restart.
     """
     from agent.queues.catalogue import broker
-    from agent.queues.credentials import has_password
+    from agent.common.credentials import has_password
 
     if log_format:
         use(log_format)  # also for an error in the settings

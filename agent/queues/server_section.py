@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from agent.common.settings import beside, private_text, setting, text
 from agent.errors import USAGE, AgentError
-from agent.queues.credentials import Password
+from agent.common.credentials import Password
 
 
 class BadUrl(ValueError):

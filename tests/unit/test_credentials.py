@@ -15,7 +15,7 @@ from agent.config import resolve
 from agent.errors import AgentError
 from agent.limiters.redis_settings import broker_ports
 from agent.queues import catalogue
-from agent.queues.credentials import has_password
+from agent.common.credentials import has_password
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = {

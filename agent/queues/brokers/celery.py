@@ -35,7 +35,7 @@ from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.catalogue import Broker
 from agent.queues.celery_control import ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
-from agent.queues.credentials import Password, password_keys
+from agent.common.credentials import Password, password_keys
 from agent.queues.listing import listed
 from agent.queues.queue import Queue, Row
 from agent.queues.redis_info import COMMANDS, replication_of

@@ -30,7 +30,7 @@ from agent.queues.addresses import Addresses
 from agent.queues.age_bounds import AgeBounds, stamped_age
 from agent.queues.catalogue import Broker
 from agent.queues.commits import Commits
-from agent.queues.credentials import Password, password_keys, path_setting
+from agent.common.credentials import Password, password_keys, path_setting
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, Node

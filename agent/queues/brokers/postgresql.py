@@ -20,7 +20,7 @@ from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys, path_setting
+from agent.common.credentials import Password, password_keys, path_setting
 from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,

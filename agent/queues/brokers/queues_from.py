@@ -19,7 +19,7 @@ from agent.common.settings import read as read_section
 from agent.errors import USAGE, AgentError
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
+from agent.common.credentials import Password, password_keys
 from agent.queues.http_server import HttpServer
 from agent.queues.mapping import MAX_QUEUES, MAX_SAMPLES, MappedQueues, read
 from agent.queues.queue import Row

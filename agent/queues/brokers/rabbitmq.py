@@ -30,7 +30,7 @@ from agent.common.settings import private_text, setting
 from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
+from agent.common.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
