@@ -1,4 +1,4 @@
-"""Secrets, such as passwords of servers: from a file, a variable of the agent's environment, or a credential of systemd.
+"""Passwords and other secrets: from a file, a variable of the agent's environment, or a credential of systemd.
 
 A file is read as user tickscope at each use, so that a changed file is used at the next login. The directory of
 systemd's credentials is open to root only: the agent reads them at its start, before it gives up root, and hands each
