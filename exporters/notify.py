@@ -11,7 +11,7 @@ from urllib.parse import quote
 from agent.common.finding import FindingEvent, FindingEvents
 from agent.common.sentence import ToWall
 from agent.common.version import VERSION
-from exporters.notify_settings import LINK_FIELDS, NotifySettings, Target, http_url
+from exporters.notify_settings import LINK_FIELDS, NotifySettings, ReceiverSection, http_url
 
 if TYPE_CHECKING:
     from exporters.notifier import Notifier
@@ -54,7 +54,7 @@ def start(
     return [one.start() for one in found]
 
 
-def _url(target: Target, url: str) -> str:
+def _url(target: ReceiverSection, url: str) -> str:
     """Raises ValueError, without the URL."""
     if url:
         return url

@@ -77,7 +77,7 @@ def _least(what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Target:
+class ReceiverSection:
     """A receiver with a URL."""
 
     NAME: ClassVar[str]
@@ -102,7 +102,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class AlertmanagerSettings(Target):
+class AlertmanagerSettings(ReceiverSection):
     NAME = "alertmanager"
 
     url: tuple[str, ...] = setting(
@@ -125,7 +125,7 @@ class AlertmanagerSettings(Target):
 
 
 @dataclass(frozen=True)
-class SlackSettings(Target):
+class SlackSettings(ReceiverSection):
     NAME = "slack"
 
     url: str = setting(

@@ -58,7 +58,7 @@ class SlackNotifier(Notifier):
     def encoded(self, one: FindingEvent) -> bytes:
         title = f"{_WORDS.get(one.event, 'Opened')} on {escaped(one.text('host'))}"
         sentence = escaped(one.text("sentence"))
-        names = ("cause", "symptom", "subject", "culprit_comm", "culprit_pid", "culprit_object", "container_id")
+        names = ("cause", "symptom", "container_id")  # the sentence names the others
         known = [f"{name.replace('_', ' ')}: {escaped(one.text(name))}" for name in names if one.text(name)]
         known.append(f"`tickscope explain {escaped(one.text('finding_id'))}`")
         if link := self._link(one):

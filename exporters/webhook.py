@@ -39,12 +39,12 @@ class Webhook:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if self._url else ""
 
     def send(self, data: bytes) -> Outcome:
-        from http.client import HTTPException
-
         try:
             transport = self._opened(self._read_url())
         except ValueError as error:
             return Outcome("retry", message=str(error)[:200])
+        from http.client import HTTPException  # after Transport, which imports it without TLS
+
         try:
             answer = transport.post(data, self._headers, TIMEOUT_S)
         except (OSError, HTTPException, ValueError) as error:

@@ -146,7 +146,7 @@ def test_a_finding_is_a_message_when_it_opens_and_when_it_closes() -> None:
         text = "\n".join(server.texts())
         assert "Opened on" in text
         assert "Closed on" in text
-        for part in ("cause: process_stopped", "culprit pid: 7", "c" * 64, "`tickscope explain a`", "It took 2 s"):
+        for part in ("cause: process_stopped", "container id: " + "c" * 64, "`tickscope explain a`", "It took 2 s"):
             assert part in text
         assert "<https://link.example/a|more>" in text
         assert sink.waiting() == sum(sink.losses().values()) == 0
