@@ -107,7 +107,7 @@ class AlertmanagerNotifier(Notifier):
         resend_s: float = RESEND_S,
     ) -> None:
         self._webhook = Webhook(lambda: api_url(read_url()), _wrong, settings.ca_file)
-        super().__init__(name, settings.severity, events, Lane(name, self._webhook, _listed))
+        super().__init__(name, events, Lane(name, self._webhook, _listed))
         self._settings, self._to_wall, self._instance, self._link = settings, to_wall, instance, link
         self._hold_ns, self._resend_s = int(settings.hold_s * 1e9), resend_s
         self._open: dict[str, _Alert] = {}

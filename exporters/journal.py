@@ -74,8 +74,8 @@ class JournalSender:
 
 
 class JournalNotifier(Notifier):
-    def __init__(self, least: str, events: FindingEvents, path: str = SOCKET) -> None:
-        super().__init__("journal", least, events, Lane("journal", JournalSender(path), b"".join))
+    def __init__(self, events: FindingEvents, path: str = SOCKET) -> None:
+        super().__init__("journal", events, Lane("journal", JournalSender(path), b"".join))
         self._path = path
 
     @property

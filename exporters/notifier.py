@@ -17,7 +17,6 @@ from agent.common.finding import CHANGED, FindingEvent, FindingEvents
 from agent.contracts import Stating
 from agent.log import ERROR, log_message
 from exporters.lane import DOWN_AFTER, Lane
-from exporters.notify_settings import at_least
 
 #: Events of findings that wait for one receiver.
 MOST_WAITING = 256
@@ -38,16 +37,12 @@ BOUNDS = (
 
 
 class Notifier(Stating):
-    """Implements ``agent.contracts.Sink``.
-
-    least: the least severity that is sent. at_once: events in one request.
-    """
+    """Implements ``agent.contracts.Sink``. at_once: events in one request."""
 
     at_once = 1
 
-    def __init__(self, name: str, least: str, events: FindingEvents, lane: Lane) -> None:
+    def __init__(self, name: str, events: FindingEvents, lane: Lane) -> None:
         self.name, self._events, self._lane = name, events, lane
-        self._wanted = at_least(least)
         self._lock = threading.Lock()
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._since_s = 0.0  # of the request under way: when its oldest event came
@@ -76,9 +71,8 @@ class Notifier(Stating):
     def offer(self, batch: Batch) -> None:
         """Keeps findings for the worker."""
         for one in self._events.of(batch):
-            if one.text("severity") in self._wanted:
-                self.take(one, time.monotonic())
-                self._wake.set()
+            self.take(one, time.monotonic())
+            self._wake.set()
 
     def take(self, one: FindingEvent, now: float) -> None:
         """Keeps an event. now: time.monotonic."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from agent.common.finding import FindingEvent, FindingEvents
 from agent.common.sentence import ToWall
 from agent.common.version import VERSION
-from exporters.notify_settings import LINK_FIELDS, NotifySettings, ReceiverSection, http_url
+from exporters.notify_settings import LINK_FIELDS, NotifySettings, ReceiverSection, at_least, http_url
 
 if TYPE_CHECKING:
     from exporters.notifier import Notifier
@@ -28,15 +28,15 @@ def start(
     ``service.instance.id``. to_wall: Unix ns of CLOCK_BOOTTIME ns, called on any thread. container_of: see
     FindingEvents.
     """
-    events, link, found = (
-        partial(FindingEvents, to_wall, container_of),
-        partial(_link, settings.link),
-        list["Notifier"](),
-    )
+    link, found = partial(_link, settings.link), list["Notifier"]()
+
+    def events(severity: str) -> FindingEvents:
+        return FindingEvents(to_wall, container_of, at_least(severity))
+
     if settings.journal != "off":
         from exporters.journal import JournalNotifier
 
-        found.append(JournalNotifier(settings.journal, events()))
+        found.append(JournalNotifier(events(settings.journal)))
     if settings.alertmanager.enabled:
         from exporters.alertmanager import AlertmanagerNotifier
         from exporters.resource import describe
@@ -45,12 +45,20 @@ def start(
         for number, url in enumerate(to.url or ("",), 1):
             name = f"alertmanager_{number}" if len(to.url) > 1 else "alertmanager"
             read = partial(_url, to, url)
-            found.append(AlertmanagerNotifier(name, to, events(), to_wall, read_url=read, instance=instance, link=link))
+            found.append(
+                AlertmanagerNotifier(
+                    name, to, events(to.severity), to_wall, read_url=read, instance=instance, link=link
+                )
+            )
     if settings.slack.enabled:
         from exporters.slack import SlackNotifier
 
         of_slack = settings.slack
-        found.append(SlackNotifier(of_slack, events(), read_url=partial(_url, of_slack, of_slack.url), link=link))
+        found.append(
+            SlackNotifier(
+                of_slack, events(of_slack.severity), read_url=partial(_url, of_slack, of_slack.url), link=link
+            )
+        )
     return [one.start() for one in found]
 
 

@@ -48,7 +48,7 @@ class SlackNotifier(Notifier):
         link: Callable[[FindingEvent], str],
     ) -> None:
         self._webhook = Webhook(read_url, _wrong, settings.ca_file)
-        super().__init__("slack", settings.severity, events, Lane("slack", self._webhook, _message))
+        super().__init__("slack", events, Lane("slack", self._webhook, _message))
         self._link = link
 
     @property

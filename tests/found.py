@@ -9,6 +9,7 @@ from agent.common.clocks import boot_ns
 from agent.common.finding import FindingEvents
 from agent.common.sentence import ToWall, unknown
 from agent.tables import TABLES
+from exporters.notify_settings import at_least
 
 #: What a process may call itself, by what it is to do: add a field, mention everybody, run, break a terminal, reverse a
 #: line, end a string of JSON.
@@ -59,5 +60,5 @@ def hostile(finding_id: str, name: str, state: str = "open") -> Batch:
     return finding(finding_id, state, sentence=f"Decisions of {name} took 2 s", **whole)
 
 
-def events(wall: ToWall = unknown) -> FindingEvents:
-    return FindingEvents(wall, lambda pid: b"c" * 64 if pid == 7 else b"")
+def events(wall: ToWall = unknown, severity: str = "alarm") -> FindingEvents:
+    return FindingEvents(wall, lambda pid: b"c" * 64 if pid == 7 else b"", at_least(severity))

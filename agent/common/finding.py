@@ -49,11 +49,13 @@ class FindingEvent(NamedTuple):
 
 class FindingEvents:
     """Events from rows of ``finding``. wall: Unix ns of CLOCK_BOOTTIME ns, arrays of shape (n,). container_of: the id
-    of a process's container, empty if it has none.
+    of a process's container, empty if it has none. severities: a finding opens once it has one of these.
     """
 
-    def __init__(self, wall: ToWall, container_of: Callable[[int], bytes]) -> None:
-        self._wall, self._container_of = wall, container_of
+    def __init__(
+        self, wall: ToWall, container_of: Callable[[int], bytes], severities: tuple[str, ...] = ("notice", "alarm")
+    ) -> None:
+        self._wall, self._container_of, self._severities = wall, container_of, severities
         #: finding id -> whether it is open; no more than the correlator keeps open, and _KEPT
         self._open: dict[bytes, bool] = {}
 
@@ -64,6 +66,8 @@ class FindingEvents:
         for row in batch.rows:
             found, closed = bytes(row["finding_id"]), row["state"] == _TABLE.code("state", "closed")
             before = self._open.pop(found, None)
+            if before is None and _severity(row) not in self._severities:
+                continue
             self._open[found] = not closed
             happened = [OPENED] if before is None else [REOPENED] if not before and not closed else []
             happened += [CLOSED] if closed and before is not False else []
@@ -78,7 +82,7 @@ class FindingEvents:
         sentence = text_of(pieces(bytes(row["sentence_parts"]), bytes(row["sentence"])), self._wall)
         fields: Fields = {
             "finding_id": printable(row["finding_id"]),
-            "severity": _TABLE.by_name["severity"].names[row["severity"]],
+            "severity": _severity(row),
             "symptom": printable(row["symptom"]),
             "subject": printable(row["subject"]),
             "cause": printable(row["cause"]),
@@ -92,3 +96,7 @@ class FindingEvents:
             known |= {"culprit_pid": pid, "container_id": self._container_of(pid).decode()}
         fields |= {name: value for name, value in known.items() if value}
         return fields | {"start_ns": int(row["start_ns"]), "end_ns": int(row["end_ns"])}
+
+
+def _severity(row: np.void) -> str:
+    return _TABLE.by_name["severity"].word(int(row["severity"]))

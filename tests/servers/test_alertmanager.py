@@ -22,7 +22,10 @@ from tests.found import HOSTILE, events, finding, hostile
 from tests.patience import until
 from tests.servers.alertmanager import PROGRAM, Alertmanager, pager
 
-pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed"),
+    pytest.mark.usefixtures("own_clock"),
+]
 
 
 def wall_ahead(by_s: float = 0.0) -> ToWall:

@@ -31,7 +31,7 @@ def inside() -> None:
     assert JOURNALD is not None
     with subprocess.Popen([JOURNALD], stderr=subprocess.DEVNULL) as journald:
         try:
-            sink = JournalNotifier("notice", events())
+            sink = JournalNotifier(events())
             sink.start()
             # It is tried until journald is there.
             sink.offer(finding("step", cause="clock_step", symptom="clock_jump", culprit_comm="chronyd"))

@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def notifying(path: Path, least: str = "notice") -> Iterator[JournalNotifier]:
-    sink = JournalNotifier(least, events(), str(path))
+    sink = JournalNotifier(events(severity=least), str(path))
     sink.start()
     try:
         yield sink
@@ -94,12 +94,21 @@ def test_a_finding_is_an_entry_when_it_opens_and_when_it_closes(path: Path) -> N
     assert {name: opened[name].decode() for name in wanted} == wanted
 
 
-def test_the_least_severity_is_kept(path: Path) -> None:
+def test_a_notice_that_becomes_an_alarm_opens_then_and_closes_in_any_case(path: Path) -> None:
     journald = Journald(path)
     with notifying(path, "alarm") as sink:
         sink.offer(finding("n", severity="notice"))
+        sink.offer(finding("a", severity="notice"))
         sink.offer(finding("a"))
-        assert journald.entry()["TICKSCOPE_FINDING_ID"] == b"a"
+        sink.offer(finding("a", "closed", severity="notice"))
+        sink.offer(finding("n", "closed", severity="notice"))
+        sink.offer(finding("b"))
+        got = [journald.entry() for _ in range(3)]
+    assert [(one["TICKSCOPE_FINDING_ID"], one["TICKSCOPE_EVENT"]) for one in got] == [
+        (b"a", b"opened"),
+        (b"a", b"closed"),
+        (b"b", b"opened"),
+    ]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
