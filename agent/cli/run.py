@@ -64,8 +64,8 @@ def command(
     probes are attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the
     journal, with a priority). SIGHUP reloads the settings, and reports those that need a restart.
     """
+    from agent.common.credentials import has_password
     from agent.queues.catalogue import broker
-    from agent.queues.credentials import has_password
 
     if log_format:
         use(log_format)  # also for an error in the settings
