@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.common.settings import Place, ValueType, by_name, one_of, part, setting, text
+from agent.common.settings import Place, ValueType, by_name, naming_file, one_of, part, setting, text
 from agent.errors import USAGE, AgentError
 from agent.limiters.model_settings import Declared
 
@@ -30,6 +30,12 @@ def _functions(given: object, place: Place) -> tuple[FunctionSettings, ...]:
     from agent.limiters.functions.settings import entries
 
     return entries(given, place)
+
+
+def _functions_schema() -> dict[str, Any]:
+    from agent.limiters.functions.settings import entries_schema
+
+    return entries_schema()
 
 
 def _restored(data: list[dict[str, Any]]) -> tuple[FunctionSettings, ...]:
@@ -66,7 +72,7 @@ class LimiterSettings:
     )
     limiter_functions: tuple[FunctionSettings, ...] = setting(
         (),
-        ValueType(_functions, "a list of declarations", _restored),
+        ValueType(_functions, "a list of declarations", _restored, schema=_functions_schema),
         "limiters of your own programs in Go, C, C++ and Rust: [{name: checkout, program: /srv/shop, language: go,"
         " symbol: ...}]; see docs/limiters-declare.md",
     )
@@ -77,7 +83,7 @@ class LimiterSettings:
     )
     key_salt: str = setting(
         "",
-        text("the path of a file", _salt),
+        naming_file(text("the path of a file", _salt), lambda path: read_salt(path), by_root=True),
         "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt"
         " have the same hashes; see docs/limiters-names.md",
     )
