@@ -18,7 +18,7 @@ ERROR, WARNING = "error", "warning"
 _OTHERS_READ = 0o004
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     """severity: error or warning. where: ``FILE:LINE``, or a variable of the environment. setting: empty if it is not
     about one.
     """
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     remedy: str = ""
 
 
-def check(path: Path, required: bool, env: Mapping[str, str]) -> list[Problem]:
+def check(path: Path, required: bool, env: Mapping[str, str]) -> list[SettingProblem]:
     """The problems of a file and of the environment, by line. required: the file must exist. Raises AgentError (exit
     code 2) if the file cannot be read.
     """
@@ -47,23 +47,25 @@ def check(path: Path, required: bool, env: Mapping[str, str]) -> list[Problem]:
     found = [*wrong, *_of_environment(given, examination)]
     for place, kind, value in examination.named:
         where = place.where or given.source(place.keys)
-        found += (Problem(severity, where, place.name, *why) for severity, *why in _of_file(place.name, kind, value))
+        found += (
+            SettingProblem(severity, where, place.name, *why) for severity, *why in _of_file(place.name, kind, value)
+        )
     if not wrong:
         found += _of_mode(path, given)
     return sorted(dict.fromkeys(found), key=_line)
 
 
-def _problem(error: SettingError) -> Problem:
-    return Problem(ERROR, error.where, ".".join(map(str, error.keys)), error.problem, error.why, error.remedy)
+def _problem(error: SettingError) -> SettingProblem:
+    return SettingProblem(ERROR, error.where, ".".join(map(str, error.keys)), error.problem, error.why, error.remedy)
 
 
-def _line(one: Problem) -> int:
+def _line(one: SettingProblem) -> int:
     """What has no line comes last."""
     line = one.where.rpartition(":")[2]
     return int(line) if line.isdigit() else 1 << 30
 
 
-def _of_environment(given: Given, examination: Examination) -> Iterator[Problem]:
+def _of_environment(given: Given, examination: Examination) -> Iterator[SettingProblem]:
     """given: with the file's values, if all of these are right."""
     merged = given.merged
     if merged == given.values:
@@ -73,9 +75,7 @@ def _of_environment(given: Given, examination: Examination) -> Iterator[Problem]
     own = Examination(named=examination.named)
     read(Config, merged, Place(examination=own))
     for error in own.errors:
-        yield _problem(
-            SettingError(error.keys, error.problem, error.why, error.remedy, where=given.source(error.keys))
-        )
+        yield _problem(SettingError(error.keys, error.problem, error.why, error.remedy, where=given.source(error.keys)))
 
 
 def _of_file(name: str, kind: ValueType, value: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -112,11 +112,12 @@ def _others_read(path: str | Path) -> bool:
         return False
 
 
-def _of_mode(path: Path, given: Given) -> Iterator[Problem]:
-    secret = [keys for keys, one in described(Config) if one.kind.section is None and _has_secret(one.kind, given, keys)]
+def _of_mode(path: Path, given: Given) -> Iterator[SettingProblem]:
+    leaves = ((keys, one.kind) for keys, one in described(Config) if one.kind.section is None)
+    secret = [keys for keys, kind in leaves if _has_secret(kind, given, keys)]
     if secret and _others_read(path):
         names = ", ".join(".".join(keys) for keys in secret)
-        yield Problem(
+        yield SettingProblem(
             WARNING,
             str(path),
             "",

@@ -69,7 +69,7 @@ def check(file: str | None, fmt: str) -> None:
     """
     from agent.cli.output import echo, emit_rows, note
     from agent.config import chosen_file
-    from agent.config_check import ERROR, Problem
+    from agent.config_check import ERROR, SettingProblem
     from agent.config_check import check as problems_of
 
     path, chosen = chosen_file(os.environ, file)
@@ -82,7 +82,7 @@ def check(file: str | None, fmt: str) -> None:
                     echo(f"  {label}: {text}", 7)
     else:
         rows = ({name: value or None for name, value in one._asdict().items()} for one in problems)
-        emit_rows(rows, fmt, Problem._fields, {"file": str(path)})
+        emit_rows(rows, fmt, SettingProblem._fields, {"file": str(path)})
     errors = sum(one.severity == ERROR for one in problems)
     there = path if path.exists() else f"no {path}: all settings have their defaults"
     note(f"{there}: {_counted(errors, 'error')}, {_counted(len(problems) - errors, 'warning')}")
@@ -124,7 +124,7 @@ def show(name: tuple[str, ...], file: str | None, fmt: str, **flags: Any) -> Non
         if found.place.lines:
             note(f"settings file: {path}")
     else:
-        emit_rows(rows, fmt, (*_SHOWN, "meaning"))
+        emit_rows(rows, fmt, (*_SHOWN, "meaning"), {"file": str(path)})
 
 
 def _for_table(rows: list[dict[str, Any]], file: str, *, shorten: bool) -> list[dict[str, Any]]:

@@ -52,9 +52,7 @@ class HookSettings:
     exec: tuple[str, ...] = setting(
         (),
         naming_file(
-            value(
-                _command, "a command with an absolute path", schema=lambda: one_or_list({"type": "string"})
-            ),
+            value(_command, "a command with an absolute path", schema=lambda: one_or_list({"type": "string"})),
             _executable,
         ),
         "command that gets each notice of a clock jump as JSON on its standard input, such as /usr/local/bin/on-jump;"

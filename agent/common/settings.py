@@ -156,7 +156,7 @@ class Setting:
     def shown(self) -> Any:
         """The default as the file has it; empty for none."""
         shown = self.kind.shown(self.default)
-        return "" if shown is None else shown
+        return list(shown) if isinstance(shown, tuple) else "" if shown is None else shown
 
 
 def declared(section: type) -> Iterator[Setting]:
@@ -277,7 +277,7 @@ def json_schema(section: type) -> dict[str, Any]:
         elif one.kind.keys is not None and one.kind.section is not None:
             properties |= json_schema(one.kind.section)["properties"]
         elif one.kind.keys is not None:
-            properties |= {key: {} for key in one.kind.keys()}
+            properties |= dict[str, Any].fromkeys(one.kind.keys(), True)
         else:
             properties[one.key] = _property(one)
     return {"type": "object", "properties": properties, "additionalProperties": False}
@@ -340,9 +340,7 @@ def whole(least: int, most: int) -> ValueType:
             raise place.wrong(given, "must be a whole number")
         return int(found)
 
-    return ValueType(
-        read, f"{least} to {most}", schema=lambda: {"type": "integer", "minimum": least, "maximum": most}
-    )
+    return ValueType(read, f"{least} to {most}", schema=lambda: {"type": "integer", "minimum": least, "maximum": most})
 
 
 def parse_seconds(given: Any, least_s: float, most_s: float) -> float:
@@ -436,7 +434,9 @@ def parse_texts(given: Any, what: str, most: int = 256) -> tuple[str, ...]:
 
 def texts(what: str, most: int = 256) -> ValueType:
     """A text, or a list of texts."""
-    return value(lambda given: parse_texts(given, what, most), what, schema=lambda: one_or_list({"type": "string"}, most))
+    return value(
+        lambda given: parse_texts(given, what, most), what, schema=lambda: one_or_list({"type": "string"}, most)
+    )
 
 
 def one_or_list(item: dict[str, Any], most: int | None = None) -> dict[str, Any]:

@@ -36,9 +36,7 @@ class Declared:
     count: float = setting(0.0, number(1, 1e12), key="limit")
     window_ns: int = setting(
         0,
-        value(
-            lambda given: round(parse_seconds(given, *_WINDOW_S) * 1e9), "a time", schema=seconds(*_WINDOW_S).schema
-        ),
+        value(lambda given: round(parse_seconds(given, *_WINDOW_S) * 1e9), "a time", schema=seconds(*_WINDOW_S).schema),
         key="window",
     )
     slots: int = setting(0, whole(1, 10_000))

@@ -9,7 +9,6 @@ from agent.common.settings import beside, naming_file, private_text, setting, te
 from agent.errors import USAGE, AgentError
 from agent.queues.credentials import Password
 
-
 _PATH = text("the path of a file")
 
 

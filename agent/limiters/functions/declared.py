@@ -14,8 +14,8 @@ from agent.common.settings import (
     Place,
     SettingError,
     ValueType,
-    beside,
     any_of,
+    beside,
     check_known,
     json_schema,
     one_of,
@@ -101,9 +101,7 @@ def _number(given: object) -> int:
     return number
 
 
-_NUMBER = value(
-    _number, "a number", schema=lambda: any_of({"type": "integer", "minimum": 0}, {"type": "string"})
-)
+_NUMBER = value(_number, "a number", schema=lambda: any_of({"type": "integer", "minimum": 0}, {"type": "string"}))
 
 
 def _places(names: Iterable[str]) -> ValueType:
@@ -120,7 +118,7 @@ def _places(names: Iterable[str]) -> ValueType:
         "a section",
         schema=lambda: {
             "type": "object",
-            "properties": dict.fromkeys(names, {"type": "string"}),
+            "properties": {name: {"type": "string"} for name in names},
             "additionalProperties": False,
         },
     )
