@@ -195,6 +195,8 @@ class Given:
         own = {name: it for name, it in self.env.items() if name.startswith(("TICKSCOPE_", "OTEL_"))}
         for values in ({}, self.values):  # without the file: a variable may set what the file has, too
             found = value_at(keys, with_environment(Config, values, own))
+            if found == value_at(keys, values):
+                continue
             for name in own:
                 others = {key: it for key, it in own.items() if key != name}
                 if value_at(keys, with_environment(Config, values, others)) != found:

@@ -42,7 +42,7 @@ def check(path: Path, required: bool, env: Mapping[str, str]) -> list[SettingPro
     except SettingError as error:  # what is not YAML has no values
         examination.errors.append(error)
         given = Given({}, TOP)
-    wrong = [_problem(error) for error in examination.errors]
+    wrong = [_problem(error, str(path)) for error in examination.errors]
     given = dataclasses.replace(given, env=env, values={} if wrong else given.values)
     found = [*wrong, *_of_environment(given, examination)]
     for place, kind, value in examination.named:
@@ -55,8 +55,10 @@ def check(path: Path, required: bool, env: Mapping[str, str]) -> list[SettingPro
     return sorted(dict.fromkeys(found), key=_line)
 
 
-def _problem(error: SettingError) -> SettingProblem:
-    return SettingProblem(ERROR, error.where, ".".join(map(str, error.keys)), error.problem, error.why, error.remedy)
+def _problem(error: SettingError, where: str) -> SettingProblem:
+    """where: if the error has no line."""
+    name = ".".join(map(str, error.keys))
+    return SettingProblem(ERROR, error.where or where, name, error.problem, error.why, error.remedy)
 
 
 def _line(one: SettingProblem) -> int:
@@ -75,7 +77,7 @@ def _of_environment(given: Given, examination: Examination) -> Iterator[SettingP
     own = Examination(named=examination.named)
     read(Config, merged, Place(examination=own))
     for error in own.errors:
-        yield _problem(SettingError(error.keys, error.problem, error.why, error.remedy, where=given.source(error.keys)))
+        yield _problem(error, given.source(error.keys))
 
 
 def _of_file(name: str, kind: ValueType, value: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -129,4 +131,4 @@ def _of_mode(path: Path, given: Given) -> Iterator[SettingProblem]:
 
 def _has_secret(kind: ValueType, given: Given, keys: tuple[str, ...]) -> bool:
     value = value_at(keys, given.values)
-    return value is not None and bool(kind.masked(value) != value)
+    return bool(value) and bool(kind.masked(value) != value)

@@ -140,7 +140,7 @@ def test_files_are_opened_as_the_agents_user_who_is_not_root(folder: Path) -> No
         (f"redis: 'redis://:{_SECRET}@h'\n", 0o640, None),
         (f"otlp: {{headers: {{a: {_SECRET}}}}}\n", 0o604, "otlp.headers"),
         (f"otlp: {{logs: {{headers: a={_SECRET}}}}}\n", 0o644, "otlp.logs"),
-        ("redis: 'redis://h'\nstore: /a\n", 0o644, None),
+        ("redis: 'redis://h'\nstore: /a\notlp: {headers: ''}\n", 0o644, None),
     ],
 )
 def test_a_file_with_secrets_that_all_can_read_is_a_warning(
@@ -162,6 +162,7 @@ def test_check_prints_problems_and_ends_with_2(tmp_path: Path) -> None:
     shown = tickscope("check", file, "-o", "json")
     assert shown.returncode == 2
     rows = json.loads(shown.stdout)["rows"]
+    assert tickscope("check", write(tmp_path, "- a\n")).stdout.startswith(f"{file}: error: {file} must hold")
     assert {row["where"] for row in rows} >= {f"{file}:1", f"{file}:2", f"{file}:4"}
     for text in (done.stdout, shown.stdout, shown.stderr):
         assert _SECRET not in text and "\x1b" not in text
