@@ -46,6 +46,7 @@ setup(
             "pytest-timeout>=2.3,<3",
             "pytest-xdist>=3.6,<4",
             "hypothesis>=6,<7",
+            "jsonschema>=4.18,<5",
             "ruff>=0.9,<1",
             "mypy>=1.14,<3",
             "setuptools>=68",

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from agent.clock.daemons.settings import NtpSettings
 from agent.clock.settings import ClockSettings
 from agent.common.settings import (
+    TOP,
+    Examination,
     Place,
     Setting,
     SettingError,
@@ -129,61 +131,113 @@ def flags() -> dict[str, Setting]:
     return {one.key: one for one in every(Config) if one.flag}
 
 
-def _from_file(path: Path, required: bool) -> tuple[dict[str, Any], Place]:
-    given, lines = parse(path, read_text(path, required))
-    place = Place(file=str(path), lines=lines)
-    if given is None:
-        return {}, place
-    if not isinstance(given, dict):
-        raise place.error(f"{path} must hold `key: value` lines")
-    return given, place
+@dataclass(frozen=True)
+class Given:
+    """What is given for the settings, not checked. values: of the file, whose place is ``place``; env: the environment;
+    options: values of flags, by setting.
+    """
+
+    values: Mapping[str, Any]
+    place: Place
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, required: bool, examination: Examination | None = None) -> Given:
+        """Of a YAML file alone; nothing if it is missing and not required. Raises AgentError (exit code 2)."""
+        repeated = {} if examination is None else {"repeated": examination.errors.append}
+        given, lines = parse(path, read_text(path, required), **repeated)
+        place = Place(file=str(path), lines=lines, examination=examination)
+        if given is not None and not isinstance(given, dict):
+            raise place.error(f"{path} must hold `key: value` lines")
+        return cls(given or {}, place)
+
+    def beside(self, env: Mapping[str, str], options: Mapping[str, Any]) -> Given:
+        """With an environment and flags."""
+        return dataclasses.replace(self, env=env, options=options)
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """The values of all sources."""
+        return {**with_environment(Config, self.values, self.env), **self.options}
+
+    def config(self) -> Config:
+        """Raises AgentError (exit code 2), unless the place has an examination."""
+        config = read(Config, self.values, self.place)
+        merged = self.merged
+        if merged == self.values:
+            return config
+        kept = {key for key, value in merged.items() if self.values.get(key) == value}
+        lines = {at: line for at, line in self.place.lines.items() if at[0] in kept}
+        try:
+            return read(Config, merged, dataclasses.replace(self.place, lines=lines))
+        except SettingError as error:
+            where = self._override(error.keys) or error.where
+            raise SettingError(error.keys, error.problem, error.why, error.remedy, where=where) from error
+
+    def shown(self, keys: tuple[str, ...], one: Setting) -> Any:
+        """The value of a setting as the file has it, without secrets. The values must be right (``config``)."""
+        given = value_at(keys, self.merged)
+        if given is None:
+            return one.shown
+        if not isinstance(given, (Mapping, list, tuple)):
+            made = one.kind.read(given, TOP.below(*keys))
+            given = "off" if made is None and given in (False, "off") else one.kind.shown(made)
+        return one.kind.masked(given)
+
+    def source(self, keys: tuple[object, ...]) -> str:
+        """What sets a value: a flag, a variable of the environment, or ``FILE:LINE``; empty for the default."""
+        in_file = value_at(keys, self.values) is not None
+        return self._override(keys) or (self.place.below(*keys).where if in_file else "")
+
+    def _override(self, keys: tuple[object, ...]) -> str:
+        """The flag or variable that sets a value, or removes it; empty if none does."""
+        if not keys:
+            return ""
+        if keys[0] in self.options:
+            return f"--{str(keys[0]).replace('_', '-')}"
+        own = {name: it for name, it in self.env.items() if name.startswith(("TICKSCOPE_", "OTEL_"))}
+        for values in ({}, self.values):  # without the file: a variable may set what the file has, too
+            found = value_at(keys, with_environment(Config, values, own))
+            if found == value_at(keys, values):
+                continue
+            for name in own:
+                others = {key: it for key, it in own.items() if key != name}
+                if value_at(keys, with_environment(Config, values, others)) != found:
+                    return name
+        return ""
+
+
+def value_at(keys: tuple[object, ...], values: Any) -> Any:
+    """The value that these keys lead to; None if there is none. Keys below what is not a mapping are ignored."""
+    for key in keys:
+        if not isinstance(values, Mapping):
+            return values
+        values = values.get(key)
+    return values
 
 
 def read_file(path: Path, required: bool) -> Config:
     """The settings of a YAML file; the defaults where it is missing and not required. Raises AgentError (exit code 2)
     with the line.
     """
-    return read(Config, *_from_file(path, required))
+    return Given.read(path, required).config()
+
+
+def chosen_file(env: Mapping[str, str], path: str | None = None) -> tuple[Path, bool]:
+    """The file of settings, and whether it must exist: a flag or variable names it."""
+    chosen = path or env.get("TICKSCOPE_CONFIG")
+    return (Path(chosen), True) if chosen else (DEFAULT_FILE, False)
 
 
 def resolve(given: Mapping[str, Any], env: Mapping[str, str], path: str | None = None) -> Config:
     """The configuration in force. given: values of flags, None where not given. Raises AgentError (exit code 2)."""
-    chosen = path or env.get("TICKSCOPE_CONFIG")
-    file = Path(chosen).absolute() if chosen else DEFAULT_FILE
-    values, place = _from_file(Path(chosen) if chosen else DEFAULT_FILE, required=bool(chosen))
-    config = read(Config, values, place)
+    file, chosen = chosen_file(env, path)
     options = {key: value for key, value in given.items() if value is not None}
     own: dict[str, Any] = {key: options.pop(key) for key in ("duration_s", "live") if key in options}
-    merged = {**with_environment(Config, values, env), **options}
-    if merged != values:
-        kept = {key for key, value in merged.items() if values.get(key) == value}
-        lines = {at: line for at, line in place.lines.items() if at[0] in kept}
-        try:
-            config = read(Config, merged, dataclasses.replace(place, lines=lines))
-        except SettingError as error:
-            where = _origin(error.keys, values, env, options)
-            raise SettingError(error.keys, f"{where}{error.what}", error.why, error.remedy) from error
-    source = {"file": str(file), "chosen": bool(chosen), "flags": {**own, **options}}
+    config = Given.read(file, chosen).beside(env, options).config()
+    source = {"file": str(file.absolute()), "chosen": chosen, "flags": {**own, **options}}
     return dataclasses.replace(config, source=source, **own)
-
-
-def _origin(keys: tuple[object, ...], given: dict[str, Any], env: Mapping[str, str], options: dict[str, Any]) -> str:
-    """What set a value other than the file, as the beginning of a message; empty if the file did."""
-
-    def in_force(variables: Mapping[str, str]) -> Any:
-        found: Any = with_environment(Config, given, variables)
-        for key in keys[:2]:
-            found = found.get(key) if isinstance(found, Mapping) else found
-        return found
-
-    if not keys:
-        return ""
-    if keys[0] in options:
-        return f"--{str(keys[0]).replace('_', '-')}: "
-    own = {name: it for name, it in env.items() if name.startswith(("TICKSCOPE_", "OTEL_"))}
-    now = in_force(own)
-    found = [name for name in own if in_force({key: it for key, it in own.items() if key != name}) != now]
-    return f"{found[0]}: " if found else ""
 
 
 class Applier(NamedTuple):

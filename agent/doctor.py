@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as ct
 import json
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -305,18 +304,12 @@ def unwatched_brokers() -> list[Check]:
     return out
 
 
-def _others() -> tuple[int, int]:
-    """Uid and gid of the service's user; of nobody, if there is no such user yet."""
-    users = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
-    return users.get(privilege.USER) or users["nobody"]
-
-
 def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            privilege.drop(*_others())
+            privilege.drop(*privilege.known_user())
             os.write(theirs, json.dumps(_ask_brokers(servers)).encode())
         except Exception as error:  # noqa: BLE001 - it is what was found
             broken = [Check("brokers", "fail", f"{type(error).__name__}: {error}", "report this as a bug")]

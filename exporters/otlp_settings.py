@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from agent.common.masked import MASK, masked
 from agent.common.settings import (
     TOP,
     Place,
     ValueType,
+    any_of,
     beside,
+    declared,
     flag,
+    json_schema,
     keys,
+    naming_file,
     number,
     one_of,
     parse_text,
@@ -71,6 +76,21 @@ def _headers(given: object) -> tuple[tuple[str, str], ...]:
     return found
 
 
+def _masked_headers(given: object) -> dict[str, str]:
+    return {name: MASK for name, _ in _headers(given)}
+
+
+def _masked_signal(given: Any) -> Any:
+    """given: as in the file."""
+    if isinstance(given, Mapping) and given.get("headers"):
+        return {**masked(given), "headers": _masked_headers(given["headers"])}
+    return masked(given)
+
+
+def _scalars() -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+
+
 def _resource(given: object) -> dict[str, str]:
     if not isinstance(given, Mapping) or any(isinstance(one, (Mapping, list)) for one in given.values()):
         raise ValueError("must be a mapping of names to texts, such as {service.name: edge}")
@@ -85,13 +105,23 @@ class Endpoint:
         "", text("a URL", _url), "URL of the collector, such as http://collector:4318; '' sends nothing"
     )
     headers: tuple[tuple[str, str], ...] = setting(
-        (), value(_headers, "names and values", shown=dict), "headers of each request: {authorization: Bearer ...}"
+        (),
+        value(
+            _headers,
+            "names and values",
+            shown=dict,
+            masked=_masked_headers,
+            schema=lambda: any_of({"type": "string"}, _scalars()),
+        ),
+        "headers of each request: {authorization: Bearer ...}",
     )
     timeout_s: float = setting(10.0, number(0.05, 3600), "time limit of one request, in seconds")
     compression: str = setting("none", one_of("none", "gzip"), "compression of requests")
-    certificate: str = setting("", text("a file"), "CA certificate of the collector, a PEM file")
-    client_certificate: str = setting("", text("a file"), "the agent's own certificate, a PEM file")
-    client_key: str = setting("", text("a file"), "the key of the agent's own certificate, a PEM file")
+    certificate: str = setting("", naming_file(text("a file")), "CA certificate of the collector, a PEM file")
+    client_certificate: str = setting("", naming_file(text("a file")), "the agent's own certificate, a PEM file")
+    client_key: str = setting(
+        "", naming_file(text("a file"), secret=True), "the key of the agent's own certificate, a PEM file"
+    )
     insecure: bool = setting(True, flag(), "with grpc: false uses TLS even if the endpoint is http://")
 
 
@@ -105,7 +135,12 @@ def _read_signal(given: object, place: Place) -> Endpoint | None:
 
 
 _SIGNAL = ValueType(
-    _read_signal, "off, or a section", lambda data: data and restored(Endpoint, data), shown=lambda _: {}
+    _read_signal,
+    "off, or a section",
+    lambda data: data and restored(Endpoint, data),
+    shown=lambda _: {},
+    masked=_masked_signal,
+    schema=lambda: any_of({"enum": [False, "off"]}, json_schema(Endpoint)),
 )
 _OWN = (
     "overrides for {}: endpoint (over HTTP the whole URL), headers, timeout_s, compression, certificate,"
@@ -155,7 +190,7 @@ class OtlpSettings:
     logs: Endpoint | None = setting(None, _SIGNAL, _OWN.format("logs"))
     resource: Mapping[str, str] = setting(
         {},
-        value(_resource, "names and texts"),
+        value(_resource, "names and texts", schema=_scalars),
         "resource attributes: {service.name: edge, deployment.environment.name: prod}; OTEL_SERVICE_NAME and"
         " OTEL_RESOURCE_ATTRIBUTES override them",
     )
@@ -169,17 +204,17 @@ def read_otlp(given: object, place: Place = TOP) -> OtlpSettings:
     """The section, with the target of each signal. Raises AgentError (exit code 2)."""
     made = read(OtlpSettings, given, place)
     assert isinstance(given, Mapping)
-    general = {key: given[key] for key in keys(Endpoint) if key in given}
     targets = dict[str, Any]()
     for signal in SIGNALS:
-        own = given.get(signal) or {}
-        off = given.get(signal) is not None and getattr(made, signal) is None
-        target = None if off else read(Endpoint, {**general, **own}, place)
-        if target is None or not target.endpoint:
+        own = getattr(made, signal)
+        off = given.get(signal) is not None and own is None
+        names = [one.name for one in declared(Endpoint) if own and given[signal].get(one.key) is not None]
+        target = dataclasses.replace(made.every_signal, **{name: getattr(own, name) for name in names})
+        if off or not target.endpoint:
             targets[signal] = None
             continue
         endpoint = target.endpoint
-        if made.protocol == HTTP and not own.get("endpoint"):
+        if made.protocol == HTTP and not (own and own.endpoint):
             # Only the base URL gets the signal's path; a signal's own URL is used unchanged (OTLP exporter
             # specification).
             endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
@@ -236,4 +271,5 @@ OTLP = ValueType(
     lambda data: restored(OtlpSettings, data),
     section=OtlpSettings,
     environment=with_otel,
+    schema=lambda: json_schema(OtlpSettings),
 )

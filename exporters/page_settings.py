@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from agent.common.settings import one_of, part, setting, texts, value, whole
+from agent.common.settings import any_of, one_of, part, setting, texts, value, whole
 
 #: Samples of all events' metrics together on the page, except with the detail ``full``.
 MAX_SAMPLES = 4800
@@ -63,7 +63,9 @@ class MetricsSettings:
 @dataclass(frozen=True)
 class PageSettings:
     prometheus: str = setting(
-        "127.0.0.1:9469", value(_address, "address:port, or empty"), "address of the metrics page; '' for none"
+        "127.0.0.1:9469",
+        value(_address, "address:port, or empty", schema=lambda: any_of({"type": "string"}, {"const": False})),
+        "address of the metrics page; '' for none",
     )
     metrics: MetricsSettings = setting(MetricsSettings(), part(MetricsSettings), "of the metrics page and of OTLP")
 

@@ -21,6 +21,7 @@ SECTIONS = {
         "status": "Show the running agent: processes, probes, losses, store, export.",
         "probes": "List the probes, their state and the reason.",
         "doctor": "Check what works on this host, with remedies.",
+        "config": "Check the settings, show them with their sources, or print an example.",
     },
     "Findings and causes": {
         "findings": "List findings: symptoms with their causes.",

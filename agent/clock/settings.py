@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, replace
 
 from agent.common.duration import parse_ns
-from agent.common.settings import number, part, setting, text, value
+from agent.common.settings import naming_file, number, one_or_list, part, setting, text, value
 from agent.errors import USAGE, AgentError
 
 
@@ -36,13 +38,23 @@ def _command(given: object) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _executable(command: tuple[str, ...]) -> None:
+    """Raises OSError if this user cannot execute the program."""
+    os.stat(command[0])
+    if not os.access(command[0], os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
 @dataclass(frozen=True)
 class HookSettings:
     """Settings of the hook. Off by default."""
 
     exec: tuple[str, ...] = setting(
         (),
-        value(_command, "a command with an absolute path"),
+        naming_file(
+            value(_command, "a command with an absolute path", schema=lambda: one_or_list({"type": "string"})),
+            _executable,
+        ),
         "command that gets each notice of a clock jump as JSON on its standard input, such as /usr/local/bin/on-jump;"
         " runs without a shell, as user tickscope",
     )

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent.common.settings import Place, ValueType, beside, private_text, setting, text
+from agent.common.masked import masked
+from agent.common.settings import Place, ValueType, beside, naming_file, private_text, setting, text
 from agent.errors import USAGE, AgentError
 
 #: Of systemd (systemd.exec(5), LoadCredential=).
 DIRECTORY = "CREDENTIALS_DIRECTORY"
 _MOST_BYTES = 4096
-_PASSWORD = re.compile(r"//[^/?#@]*:[^/?#@]+@|[?&]sentinel_password=.")
 _credentials: dict[str, str] = {}  #: by name
 
 
@@ -52,7 +51,7 @@ def credentials_of(servers: Iterable[Any]) -> dict[str, str]:
 
 def has_password(server: str) -> bool:
     """Whether there is a password in the URL of a server."""
-    return _PASSWORD.search(server) is not None
+    return bool(masked(server) != server)
 
 
 def _text(file: Path) -> str:
@@ -73,14 +72,15 @@ def _path(given: str) -> str:
     return given
 
 
-def path_setting(what: str) -> Any:
-    """A setting that is the absolute path of a file."""
-    return setting("", text("an absolute path", _path), what)
+def path_setting(what: str, *, secret: bool = False) -> Any:
+    """A setting that is the absolute path of a file. secret: others must not read the file."""
+    return setting("", naming_file(text("an absolute path", _path), secret=secret), what)
 
 
 def _file(word: str, when: str) -> Any:
     what = f"file with the {word}, readable by user tickscope; read {when}"
-    return setting("", private_text("an absolute path", _path), what, key=f"{word}_file")
+    value = naming_file(private_text("an absolute path", _path), secret=True)
+    return setting("", value, what, key=f"{word}_file")
 
 
 def _variable(word: str) -> Any:

@@ -7,7 +7,9 @@ import re
 
 _SHOWN = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s|m|h|d|)", re.ASCII)
+#: A duration as a regular expression.
+WRITTEN = r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s|m|h|d|)"
+_WRITTEN = re.compile(WRITTEN, re.ASCII)
 
 
 def number(value: float) -> str:

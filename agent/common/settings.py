@@ -1,6 +1,6 @@
 """Settings. Each part of the agent declares its own as a frozen dataclass, a *section*; ``setting`` makes its fields.
-The keys of the file, the variables of the environment, the options of ``run``, the messages of mistakes and the
-reference in docs/settings.md follow from these declarations.
+The keys of the file, the variables of the environment, the options of ``run``, the messages of mistakes, the commands
+``config``, the JSON schema and the reference in docs/settings.md follow from these declarations.
 
 A section that is made directly, as tests do, is not checked; ``read`` checks.
 """
@@ -12,10 +12,12 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent.common.duration import parse_ns, span
+from agent.common.duration import WRITTEN, parse_ns, span
+from agent.common.masked import masked
 from agent.errors import USAGE, AgentError
 
 T = TypeVar("T")
@@ -23,20 +25,37 @@ Lines = Mapping[tuple[object, ...], int]
 
 
 class SettingError(AgentError):
-    """A setting that cannot be used. keys: those that lead to it."""
+    """A setting that cannot be used. keys: those that lead to it. where: what sets it, ``FILE:LINE``, a variable or a
+    flag; empty if unknown. problem: the message without it.
+    """
 
-    def __init__(self, keys: tuple[object, ...], what: str, why: str = "", remedy: str = "") -> None:
-        super().__init__(what, why=why, remedy=remedy, exit_code=USAGE)
-        self.keys = keys
+    def __init__(
+        self, keys: tuple[object, ...], what: str, why: str = "", remedy: str = "", *, where: str = ""
+    ) -> None:
+        super().__init__(f"{where}: {what}" if where else what, why=why, remedy=remedy, exit_code=USAGE)
+        self.keys, self.where, self.problem = keys, where, what
+
+
+@dataclass
+class Examination:
+    """What ``read`` finds if it does not end at the first error. named: the values that name a file, with their places
+    and types.
+    """
+
+    errors: list[SettingError] = field(default_factory=list)
+    named: list[tuple[Place, ValueType, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a value: the keys that lead to it, and the file with the line of each key, if it is from a file."""
+    """The place of a value: the keys that lead to it, and the file with the line of each key, if it is from a file.
+    examination: takes the errors, so that the other values are read, too; None: the first error is raised.
+    """
 
     keys: tuple[object, ...] = ()
     file: str = ""
     lines: Lines = field(default_factory=dict)
+    examination: Examination | None = None
 
     @property
     def name(self) -> str:
@@ -52,8 +71,17 @@ class Place:
         return dataclasses.replace(self, keys=(*self.keys, *keys))
 
     def error(self, what: str, why: str = "", remedy: str = "") -> SettingError:
-        where = f"{self.where}: " if self.where else ""
-        return SettingError(self.keys, f"{where}{what}", why, remedy)
+        return SettingError(self.keys, what, why, remedy, where=self.where)
+
+    @contextmanager
+    def continuing(self) -> Iterator[None]:
+        """Hands a SettingError of the block to the examination, if there is one."""
+        try:
+            yield
+        except SettingError as error:
+            if self.examination is None:
+                raise
+            self.examination.errors.append(error)
 
     def wrong(self, value: object, why: str) -> SettingError:
         shown = f"{value:g}" if isinstance(value, float) else reprlib.repr(value)
@@ -75,7 +103,12 @@ class ValueType:
     the reference. restore: the inverse of ``dataclasses.asdict`` and JSON. choices: the allowed words. metavar: in the
     help of an option. section: the dataclass of a part with keys of its own. keys: the keys of its section that a value
     spreads over, if it does; it is read from a mapping of these. environment: (given value, environment) -> both, for a
-    value that more than one variable sets. shown: a value as the file has it.
+    value that more than one variable sets. shown: a value as the file has it. masked: the same without secrets.
+    settings: those that stand for its keys, if these have a type each. schema: JSON Schema of what the file may have,
+    where that can be said; ``read`` may refuse more.
+
+    opened: opens the file that a value names; raises OSError or AgentError if the agent could not use it. by_root: the
+    agent does so while it is root, else as its own user. secret: others must not read the file.
     """
 
     read: Callable[[Any, Place], Any]
@@ -87,6 +120,12 @@ class ValueType:
     keys: Callable[[], Iterable[str]] | None = None
     environment: Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]] | None = None
     shown: Callable[[Any], Any] = lambda value: value
+    masked: Callable[[Any], Any] = masked
+    settings: Callable[[], Iterable[Setting]] | None = None
+    schema: Callable[[], dict[str, Any]] = dict
+    opened: Callable[[Any], object] | None = None
+    by_root: bool = False
+    secret: bool = False
 
 
 def setting(
@@ -110,8 +149,14 @@ class Setting:
     default: Any
     kind: ValueType
     doc: str
-    variable: str
-    flag: bool
+    variable: str = ""
+    flag: bool = False
+
+    @property
+    def shown(self) -> Any:
+        """The default as the file has it; empty for none."""
+        shown = self.kind.shown(self.default)
+        return list(shown) if isinstance(shown, tuple) else "" if shown is None else shown
 
 
 def declared(section: type) -> Iterator[Setting]:
@@ -139,6 +184,21 @@ def keys(section: type) -> Iterator[str]:
         yield from one.kind.keys() if one.kind.keys is not None else (one.key,)
 
 
+def described(section: type, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """Each setting of a section and of the sections in it that has a description, with the keys that lead to it. A
+    section with keys of its own comes before its settings.
+    """
+    for one in declared(section):
+        here = (*before, one.key) if one.key else before
+        if one.kind.settings is not None:
+            yield from (((*here, each.key), each) for each in one.kind.settings())
+        else:
+            if one.key and one.doc:
+                yield here, one
+            if one.kind.section is not None:
+                yield from described(one.kind.section, here)
+
+
 def check_known(given: Iterable[object], known: Iterable[str], place: Place = TOP) -> None:
     """Raises AgentError for a key that is not among ``known``, and suggests the nearest one."""
     names = list(dict.fromkeys(known))
@@ -148,10 +208,11 @@ def check_known(given: Iterable[object], known: Iterable[str], place: Place = TO
 
             near = difflib.get_close_matches(str(key), names, 1)
             here = place.below(str(key))
-            raise here.error(
-                f"there is no setting {here.name if place.keys else reprlib.repr(key)}",
-                f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}",
-            )
+            with place.continuing():
+                raise here.error(
+                    f"there is no setting {here.name if place.keys else reprlib.repr(key)}",
+                    f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}",
+                )
 
 
 def read(section: type[T], given: object, place: Place = TOP) -> T:
@@ -159,22 +220,29 @@ def read(section: type[T], given: object, place: Place = TOP) -> T:
     setting, its value and the allowed values.
 
     A section's method ``check``, if it has one, checks several settings together: it raises AgentError or ValueError. A
-    SettingError's keys begin at this section.
+    SettingError's keys begin at this section. With an examination, a setting with an error has its default, and such a
+    section is not checked.
     """
     if not isinstance(given, Mapping):
         raise place.wrong(given, "must be a section of `key: value` lines")
+    examination = place.examination or Examination()
+    before = len(examination.errors)
     check_known(given, keys(section), place)
     values = {}
     for one in declared(section):
-        if one.kind.keys is not None:
-            known = set(one.kind.keys())
-            own = {key: it for key, it in given.items() if key in known and it is not None}
-            if own:
-                values[one.name] = one.kind.read(own, place)
-        elif given.get(one.key) is not None:
-            values[one.name] = one.kind.read(given[one.key], place.below(one.key))
+        with place.continuing():
+            if one.kind.keys is not None:
+                known = set(one.kind.keys())
+                own = {key: it for key, it in given.items() if key in known and it is not None}
+                if own:
+                    values[one.name] = one.kind.read(own, place)
+            elif given.get(one.key) is not None:
+                here = place.below(one.key)
+                values[one.name] = one.kind.read(given[one.key], here)
+                if one.kind.opened is not None and values[one.name]:
+                    examination.named.append((here, one.kind, values[one.name]))
     made = section(**values)
-    if (check := getattr(made, "check", None)) is not None:
+    if len(examination.errors) == before and (check := getattr(made, "check", None)) is not None:
         value(lambda _: check(), "").read(given, place)
     return made
 
@@ -200,6 +268,34 @@ def restored(section: type[T], data: Mapping[str, Any]) -> T:
     return section(**{name: (kinds[name].restore if name in kinds else _frozen)(data[name]) for name in data})
 
 
+def json_schema(section: type) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a section."""
+    properties = dict[str, Any]()
+    for one in declared(section):
+        if one.kind.settings is not None:
+            properties |= {each.key: _property(each) for each in one.kind.settings()}
+        elif one.kind.keys is not None and one.kind.section is not None:
+            properties |= json_schema(one.kind.section)["properties"]
+        elif one.kind.keys is not None:
+            properties |= dict[str, Any].fromkeys(one.kind.keys(), True)
+        else:
+            properties[one.key] = _property(one)
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _property(one: Setting) -> dict[str, Any]:
+    """A key without a value is valid: it has its default."""
+    schema = one.kind.schema()
+    if "type" in schema:
+        types = schema["type"]
+        schema["type"] = [*([types] if isinstance(types, str) else types), "null"]
+    for words in ("enum", "anyOf"):
+        if words in schema:
+            schema[words] = [*schema[words], None if words == "enum" else {"type": "null"}]
+    about = {"description": one.doc} if one.doc else {}
+    return {**about, **schema} if one.kind.section is not None else {**about, "default": one.shown, **schema}
+
+
 def value(check: Callable[[Any], Any], form: str, **more: Any) -> ValueType:
     """A type by a function. check: converts a given value; raises ValueError (the allowed values) or AgentError."""
 
@@ -217,7 +313,9 @@ def value(check: Callable[[Any], Any], form: str, **more: Any) -> ValueType:
 
 def number(least: float, most: float = math.inf) -> ValueType:
     """A finite number, also as text."""
-    what = f"between {least:g} and {most:g}" if most < math.inf else f"a number of at least {least:g}"
+    bounded = most < math.inf
+    what = f"between {least:.15g} and {most:.15g}" if bounded else f"a number of at least {least:.15g}"
+    form = f"{least:.15g} to {most:.15g}" if bounded else f"at least {least:.15g}"
 
     def check(given: Any) -> float:
         try:
@@ -228,7 +326,8 @@ def number(least: float, most: float = math.inf) -> ValueType:
             raise ValueError(f"must be {what}")
         return found
 
-    return value(check, f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}")
+    schema = {"type": "number", "minimum": least, **({"maximum": most} if bounded else {})}
+    return value(check, form, schema=lambda: dict(schema))
 
 
 def whole(least: int, most: int) -> ValueType:
@@ -241,7 +340,7 @@ def whole(least: int, most: int) -> ValueType:
             raise place.wrong(given, "must be a whole number")
         return int(found)
 
-    return ValueType(read, f"{least} to {most}")
+    return ValueType(read, f"{least} to {most}", schema=lambda: {"type": "integer", "minimum": least, "maximum": most})
 
 
 def parse_seconds(given: Any, least_s: float, most_s: float) -> float:
@@ -258,8 +357,17 @@ def parse_seconds(given: Any, least_s: float, most_s: float) -> float:
 
 def seconds(least_s: float, most_s: float) -> ValueType:
     return value(
-        lambda given: parse_seconds(given, least_s, most_s), "a time such as 64s or 5m", shown=lambda s: f"{s:g}s"
+        lambda given: parse_seconds(given, least_s, most_s),
+        "a time such as 64s or 5m",
+        shown=lambda s: f"{s:g}s",
+        schema=lambda: any_of(
+            {"type": "number", "minimum": least_s, "maximum": most_s}, {"type": "string", "pattern": f"^({WRITTEN})$"}
+        ),
     )
+
+
+def any_of(*schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": list(schemas)}
 
 
 def one_of(*allowed: str, late: Callable[[], Iterable[str]] = tuple) -> ValueType:
@@ -273,7 +381,11 @@ def one_of(*allowed: str, late: Callable[[], Iterable[str]] = tuple) -> ValueTyp
             raise ValueError(f"must be one of {', '.join(words)}")
         return found
 
-    return value(check, " | ".join(allowed), choices=allowed)
+    def schema() -> dict[str, Any]:
+        words = (*allowed, *late())
+        return {"enum": [*words, *(bare for word, bare in (("on", True), ("off", False)) if word in words)]}
+
+    return value(check, " | ".join(allowed), choices=allowed, schema=schema)
 
 
 def flag() -> ValueType:
@@ -282,7 +394,7 @@ def flag() -> ValueType:
             raise ValueError("must be true or false")
         return given
 
-    return value(check, "true | false")
+    return value(check, "true | false", schema=lambda: {"type": "boolean"})
 
 
 def parse_text(given: Any, what: str) -> str:
@@ -294,7 +406,7 @@ def parse_text(given: Any, what: str) -> str:
 
 def text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:
     """A text. what: its description, for example ``a URL``. check: text -> value; raises as in ``value``."""
-    return value(lambda given: check(parse_text(given, what)), what)
+    return value(lambda given: check(parse_text(given, what)), what, schema=lambda: {"type": "string"})
 
 
 def private(what: str, check: Callable[[Any], Any]) -> ValueType:
@@ -308,7 +420,7 @@ def private(what: str, check: Callable[[Any], Any]) -> ValueType:
         except AgentError as error:
             raise place.error(error.what, error.why, error.remedy) from error
 
-    return ValueType(read, what)
+    return ValueType(read, what, schema=lambda: {"type": "string"})
 
 
 def private_text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:
@@ -327,7 +439,25 @@ def parse_texts(given: Any, what: str, most: int = 256) -> tuple[str, ...]:
 
 def texts(what: str, most: int = 256) -> ValueType:
     """A text, or a list of texts."""
-    return value(lambda given: parse_texts(given, what, most), what)
+    return value(
+        lambda given: parse_texts(given, what, most), what, schema=lambda: one_or_list({"type": "string"}, most)
+    )
+
+
+def one_or_list(item: dict[str, Any], most: int | None = None) -> dict[str, Any]:
+    """JSON Schema of one such value or a list of them."""
+    return any_of(item, {"type": "array", "items": item, **({"maxItems": most} if most else {})})
+
+
+def naming_file(
+    kind: ValueType, opened: Callable[[Any], object] | None = None, *, by_root: bool = False, secret: bool = False
+) -> ValueType:
+    """The same type; a value is the path of a file that the agent reads. opened, by_root, secret: of ``ValueType``."""
+    return dataclasses.replace(kind, opened=opened or _open, by_root=by_root, secret=secret)
+
+
+def _open(path: str) -> None:
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def directory(most_bytes: int) -> ValueType:
@@ -350,6 +480,7 @@ def part(section: type) -> ValueType:
         lambda data: restored(section, data),
         section=section,
         environment=lambda given, env: with_environment(section, given, env),
+        schema=lambda: json_schema(section),
     )
 
 
@@ -366,6 +497,16 @@ def by_name(kind: ValueType, most: int, form: str) -> ValueType:
             raise place.wrong(given, "must be a section of `key: value` lines")
         if len(given) > most:
             raise place.error(f"{place.name} has {len(given)} entries", f"at most {most} are allowed")
-        return {str(name): kind.read(one, place.below(str(name))) for name, one in given.items()}
+        found = {}
+        for name, one in given.items():
+            here = place.below(str(name))
+            with here.continuing():
+                found[str(name)] = kind.read(one, here)
+        return found
 
-    return ValueType(read_all, form, lambda data: {name: kind.restore(one) for name, one in data.items()})
+    return ValueType(
+        read_all,
+        form,
+        lambda data: {name: kind.restore(one) for name, one in data.items()},
+        schema=lambda: {"type": "object", "additionalProperties": kind.schema(), "maxProperties": most},
+    )

@@ -4,9 +4,11 @@ aliases, because a few lines of aliases can expand to gigabytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.common.settings import SettingError
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
@@ -35,14 +37,18 @@ def read_text(path: Path, required: bool) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise AgentError(
-            f"{path}:{line}: not UTF-8 text (byte {error.start})", remedy="is this the right file?", exit_code=USAGE
+        raise SettingError(
+            (), f"not UTF-8 text (byte {error.start})", remedy="is this the right file?", where=f"{path}:{line}"
         ) from error
 
 
-def parse(path: Path, text: str) -> tuple[Any, Lines]:
-    """The values of a YAML file, and the line of each by its path of keys and indices. Raises AgentError
-    (exit code 2).
+def _raise(error: SettingError) -> None:
+    raise error
+
+
+def parse(path: Path, text: str, repeated: Callable[[SettingError], None] = _raise) -> tuple[Any, Lines]:
+    """The values of a YAML file, and the line of each by its path of keys and indices. repeated: called for each
+    duplicate key, whose first value is lost. Raises AgentError (exit code 2).
     """
     import yaml
 
@@ -52,37 +58,43 @@ def parse(path: Path, text: str) -> tuple[Any, Lines]:
             (event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None
         )
         if alias is not None:
-            raise AgentError(
-                f"{path}:{alias.start_mark.line + 1}: aliases are not supported",
-                remedy="write the value out",
-                exit_code=USAGE,
-            )
+            where = f"{path}:{alias.start_mark.line + 1}"
+            raise SettingError((), "aliases are not supported", remedy="write the value out", where=where)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise AgentError(f"{path} is not YAML", why=str(error), exit_code=USAGE) from error
+    except yaml.reader.ReaderError as error:
+        where = f"{path}:{text.count(chr(10), 0, error.position) + 1}"
+        raise SettingError((), "not YAML", why=f"{error.reason}: {chr(error.character)!r}", where=where) from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        why = ", ".join(filter(None, (error.problem, error.context)))
+        raise SettingError((), "not YAML", why, where=f"{path}:{line}") from error
     except (RecursionError, ValueError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise AgentError(f"{path} cannot be read", why=why, exit_code=USAGE) from error
     lines: Lines = {}
-    _collect(node, (), lines, path)
+    _collect(node, (), lines, path, repeated)
     return values, lines
 
 
-def _collect(node: yaml.Node | None, at: tuple[object, ...], lines: Lines, path: Path) -> None:
-    """Raises AgentError for a duplicate key, whose first value would be lost."""
+def _collect(
+    node: yaml.Node | None,
+    at: tuple[object, ...],
+    lines: Lines,
+    path: Path,
+    repeated: Callable[[SettingError], None],
+) -> None:
     import yaml
 
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             below, line = (*at, key.value), key.start_mark.line + 1
             if below in lines:
-                raise AgentError(
-                    f"{path}:{line}: {key.value} is set twice", why=f"first on line {lines[below]}", exit_code=USAGE
-                )
+                what, why = f"{key.value} is set twice", f"first on line {lines[below]}"
+                repeated(SettingError(below, what, why, where=f"{path}:{line}"))
             lines[below] = line
-            _collect(value, below, lines, path)
+            _collect(value, below, lines, path, repeated)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             lines[(*at, number)] = value.start_mark.line + 1
-            _collect(value, (*at, number), lines, path)
+            _collect(value, (*at, number), lines, path, repeated)

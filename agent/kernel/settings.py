@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.common.settings import flag, number, one_of, parse_texts, setting, value
+from agent.common.settings import flag, number, one_of, one_or_list, parse_texts, setting, value
+
+
+def _known() -> list[str]:
+    return sorted(path.stem for path in (Path(__file__).parents[1] / "probes").glob("[a-z]*.py"))
 
 
 def _families(given: object) -> tuple[str, ...]:
-    known = sorted(path.stem for path in (Path(__file__).parents[1] / "probes").glob("[a-z]*.py"))
+    known = _known()
     found = parse_texts(given, "a list of probe families")
     if wrong := set(found) - set(known):
         raise ValueError(f"there is no probe family {min(wrong)}; known: {', '.join(known)}")
@@ -33,7 +37,11 @@ class ProbeSettings:
     investigate: str = setting(
         "auto", one_of("auto", "off"), "profile processes with a symptom for some seconds", flag=True
     )
-    without: tuple[str, ...] = setting((), value(_families, "a list of probe families"), "probe families to leave out")
+    without: tuple[str, ...] = setting(
+        (),
+        value(_families, "a list of probe families", schema=lambda: one_or_list({"enum": _known()}, 256)),
+        "probe families to leave out",
+    )
     unix_sockets: bool = setting(
         False,
         flag(),

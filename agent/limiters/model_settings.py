@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.common.settings import flag, number, one_of, parse_seconds, setting, value, whole
+from agent.common.settings import flag, number, one_of, parse_seconds, seconds, setting, value, whole
+
+_WINDOW_S = 1e-6, 366 * 86400.0
 
 
 def _models() -> Mapping[str, object]:
@@ -33,7 +35,9 @@ class Declared:
     burst: float = setting(0.0, number(1, 1e12))
     count: float = setting(0.0, number(1, 1e12), key="limit")
     window_ns: int = setting(
-        0, value(lambda given: round(parse_seconds(given, 1e-6, 366 * 86400) * 1e9), "a time"), key="window"
+        0,
+        value(lambda given: round(parse_seconds(given, *_WINDOW_S) * 1e9), "a time", schema=seconds(*_WINDOW_S).schema),
+        key="window",
     )
     slots: int = setting(0, whole(1, 10_000))
     shared: bool | None = setting(None, flag())

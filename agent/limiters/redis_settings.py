@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.common.settings import by_name, flag, one_of, parse_texts, part, setting, text, value, whole
+from agent.common.settings import by_name, flag, one_of, one_or_list, parse_texts, part, setting, text, value, whole
 
 if TYPE_CHECKING:
     from agent.limiters.script import RedisLimiter
@@ -37,18 +37,31 @@ def _term(given: object, comparing: bool = False) -> str:
     return str(given)
 
 
-_TERM = value(_term, "a value: reply.0, arg.0, 10 - reply")
+def _term_schema() -> dict[str, Any]:
+    return {"type": ["string", "number"]}
+
+
+_TERM = value(_term, "a value: reply.0, arg.0, 10 - reply", schema=_term_schema)
 
 
 @dataclass(frozen=True)
 class ScriptSettings:
     """A limiter of the user's own, identified by script, function or command."""
 
-    script: tuple[str, ...] = setting((), value(_hashes, "SHA1s of scripts"))
+    script: tuple[str, ...] = setting(
+        (),
+        value(
+            _hashes,
+            "SHA1s of scripts",
+            schema=lambda: one_or_list({"type": "string", "pattern": f"^{_SHA1.pattern}$"}, 256),
+        ),
+    )
     function: str = setting("", text("the name of a function in Redis", lambda name: name[:64]))
     command: str = setting("", text("a command, as INCR or CL.THROTTLE", _command))
     key: str = setting("", text("how keys begin"))
-    allowed: str = setting("", value(lambda given: _term(given, comparing=True), "a comparison: reply.0 == 1"))
+    allowed: str = setting(
+        "", value(lambda given: _term(given, comparing=True), "a comparison: reply.0 == 1", schema=_term_schema)
+    )
     remaining: str = setting("", _TERM)
     limit: str = setting("", _TERM)
     burst: str = setting("", _TERM)
@@ -112,7 +125,11 @@ class RedisLimiterSettings:
     )
     ports: tuple[int, ...] = setting(
         (),
-        value(_ports, f"at most {MOST_PORTS} ports"),
+        value(
+            _ports,
+            f"at most {MOST_PORTS} ports",
+            schema=lambda: one_or_list({"type": "integer", "minimum": 1, "maximum": 65535}, MOST_PORTS),
+        ),
         "further ports of Redis servers, beside 6379, those of the brokers above, and those of processes with names"
         " such as redis-server",
         key="redis_ports",

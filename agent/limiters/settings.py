@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.common.settings import Place, ValueType, by_name, one_of, part, setting, text
+from agent.common.settings import Place, ValueType, by_name, naming_file, one_of, part, setting, text
 from agent.errors import USAGE, AgentError
 from agent.limiters.model_settings import Declared
 
@@ -32,6 +32,12 @@ def _functions(given: object, place: Place) -> tuple[FunctionSettings, ...]:
     return entries(given, place)
 
 
+def _functions_schema() -> dict[str, Any]:
+    from agent.limiters.functions.settings import entries_schema
+
+    return entries_schema()
+
+
 def _restored(data: list[dict[str, Any]]) -> tuple[FunctionSettings, ...]:
     if not data:  # without declarations, their parser is not loaded
         return ()
@@ -50,38 +56,6 @@ def _salt(path: str) -> str:
     if path and not (path.startswith("/") and len(os.fsencode(path)) <= _MOST_PATH and "\0" not in path):
         raise ValueError("must be the absolute path of a file that has the salt, never the salt itself")
     return path
-
-
-@dataclass(frozen=True)
-class LimiterSettings:
-    """hits_per_s is no setting; tests change it."""
-
-    intake_keys: str = setting("hashed", one_of("hashed", "clear"), "how keys of reported decisions are stored")
-    limiter_models: Mapping[str, Declared] = setting(
-        {},
-        by_name(part(Declared), MOST, f"at most {MOST} sections by a limiter's id"),
-        "algorithms of limiters, by id, if the library does not reveal them: {'checkout*': {model: sliding window of"
-        " slots, clock: wall, window: 1s, slots: 10, limit: 100}}, also per_s, burst, shared; for `limiters"
-        " replay`; see docs/limiters-replay.md",
-    )
-    limiter_functions: tuple[FunctionSettings, ...] = setting(
-        (),
-        ValueType(_functions, "a list of declarations", _restored),
-        "limiters of your own programs in Go, C, C++ and Rust: [{name: checkout, program: /srv/shop, language: go,"
-        " symbol: ...}]; see docs/limiters-declare.md",
-    )
-    limiter_names: Mapping[str, str] = setting(
-        {},
-        by_name(text("a name", _name), MOST, f"at most {MOST} names by a limiter's id"),
-        "names of limiters, by id or by the full name of the calling function: {'shop:*@shop/api.*Pay': pay}",
-    )
-    key_salt: str = setting(
-        "",
-        text("the path of a file", _salt),
-        "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt"
-        " have the same hashes; see docs/limiters-names.md",
-    )
-    hits_per_s: int = HITS_PER_S
 
 
 def read_salt(path: str) -> bytes:
@@ -112,3 +86,35 @@ def read_salt(path: str) -> bytes:
             what, why=f"a salt must have {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE
         )
     return salt
+
+
+@dataclass(frozen=True)
+class LimiterSettings:
+    """hits_per_s is no setting; tests change it."""
+
+    intake_keys: str = setting("hashed", one_of("hashed", "clear"), "how keys of reported decisions are stored")
+    limiter_models: Mapping[str, Declared] = setting(
+        {},
+        by_name(part(Declared), MOST, f"at most {MOST} sections by a limiter's id"),
+        "algorithms of limiters, by id, if the library does not reveal them: {'checkout*': {model: sliding window of"
+        " slots, clock: wall, window: 1s, slots: 10, limit: 100}}, also per_s, burst, shared; for `limiters"
+        " replay`; see docs/limiters-replay.md",
+    )
+    limiter_functions: tuple[FunctionSettings, ...] = setting(
+        (),
+        ValueType(_functions, "a list of declarations", _restored, schema=_functions_schema),
+        "limiters of your own programs in Go, C, C++ and Rust: [{name: checkout, program: /srv/shop, language: go,"
+        " symbol: ...}]; see docs/limiters-declare.md",
+    )
+    limiter_names: Mapping[str, str] = setting(
+        {},
+        by_name(text("a name", _name), MOST, f"at most {MOST} names by a limiter's id"),
+        "names of limiters, by id or by the full name of the calling function: {'shop:*@shop/api.*Pay': pay}",
+    )
+    key_salt: str = setting(
+        "",
+        naming_file(text("the path of a file", _salt), read_salt, by_root=True),
+        "absolute path of a file with a salt for the hashes of keys; owner root, mode 0600. Nodes with the same salt"
+        " have the same hashes; see docs/limiters-names.md",
+    )
+    hits_per_s: int = HITS_PER_S

@@ -123,6 +123,12 @@ def service_user() -> tuple[int, int]:
     return entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid
 
 
+def known_user() -> tuple[int, int]:
+    """(uid, gid) of the service's own user; of nobody, if there is no such user yet."""
+    users = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
+    return users.get(USER) or users["nobody"]
+
+
 @contextlib.contextmanager
 def acting_as(uid: int, gid: int) -> Iterator[None]:
     """In the block, root accesses files as that user, with no more rights than it. A process that is no longer root is

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from agent.common.declared import declared, files
-from agent.common.settings import TOP, Place, read, value
+from agent.common.settings import TOP, Place, any_of, json_schema, one_or_list, read, value
 from agent.queues.judged import Judged
 from agent.queues.queue import Queue
 
@@ -61,8 +61,16 @@ class Broker:
         """The servers of the setting, unchanged. Raises AgentError."""
         servers = given if isinstance(given, (list, tuple)) else (given,)
         for number, server in enumerate(servers):
-            self.server(server, place.below(number))
+            here = place.below(number)
+            with here.continuing():
+                self.server(server, here)
         return tuple(servers)
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the setting."""
+        text = {"type": "string"}
+        one = any_of(text, json_schema(self.section)) if self.section is not None else text
+        return one_or_list(one)
 
     def sources(self, servers: Iterable[Any]) -> list[Judged]:
         """What is polled, one per server. Raises AgentError."""

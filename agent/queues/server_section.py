@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agent.common.credentials import Password
-from agent.common.settings import beside, private_text, setting, text
+from agent.common.settings import beside, naming_file, private_text, setting, text
 from agent.errors import USAGE, AgentError
+
+_PATH = text("the path of a file")
 
 
 class BadUrl(ValueError):
@@ -23,9 +25,9 @@ class ServerSection:
     url: Any = setting("", private_text("a URL"), "its address")
     user: str = setting("", text("a user"), "user of the server")
     password: Password = setting(Password(), beside(Password))
-    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (TLS)")
-    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (TLS)")
-    key_file: str = setting("", text("the path of a file"), "key of that certificate")
+    ca_file: str = setting("", naming_file(_PATH), "certificates of the authorities to trust (TLS)")
+    certificate_file: str = setting("", naming_file(_PATH), "certificate of tickscope (TLS)")
+    key_file: str = setting("", naming_file(_PATH, secret=True), "key of that certificate")
     cluster: str = setting(
         "", text("a name"), "name of the cluster, which stays the same at another address; none: its own, or host:port"
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Any
 
-from agent.common.settings import setting, value
+from agent.common.address import with_port
+from agent.common.settings import any_of, setting, value
 from exporters.page_settings import listen_address
 
 _LOCAL = {"": "127.0.0.1", "localhost": "127.0.0.1"}
@@ -36,14 +38,22 @@ def _grpc(given: object) -> None:
         )
 
 
+def _schema() -> dict[str, Any]:
+    return any_of({"type": "string"}, {"type": "integer", "minimum": 1024, "maximum": 65535}, {"const": False})
+
+
+def _shown(address: tuple[str, int] | None) -> str:
+    return with_port(*address) if address else ""
+
+
 @dataclass(frozen=True)
 class ReceiverSettings:
     """http: address and port, None where it is off. grpc: is not received; it can only be empty."""
 
     http: tuple[str, int] | None = setting(
         None,
-        value(_address, "address:port of loopback, or empty"),
+        value(_address, "address:port of loopback, or empty", shown=_shown, schema=_schema),
         "address that receives OTLP over HTTP from programs of this host, such as 127.0.0.1:24318. Spans and logs of"
         " rate limiters become decisions; see docs/limiters-report.md",
     )
-    grpc: None = setting(None, value(_grpc, "empty"))
+    grpc: None = setting(None, value(_grpc, "empty", schema=lambda: {"enum": ["", False]}))

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: The settings with their defaults.
-SETTINGS = ROOT / "deploy" / "tickscope.yaml"
+#: The settings with their defaults, and the JSON Schema of such a file.
+SETTINGS, SCHEMA = ROOT / "deploy" / "tickscope.yaml", ROOT / "docs" / "settings.schema.json"
 
 
 def pages() -> list[Path]:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import SETTINGS, pages
-from tests.docs.made import BLOCKS, settings_file
+from agent.config_example import example, schema_text
+from tests.docs import SCHEMA, SETTINGS, pages
+from tests.docs.made import BLOCKS
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -20,7 +21,7 @@ def current(text: str) -> str:
 
 
 def renew(file: Path, make: Callable[[str], str]) -> None:
-    before = file.read_text()
+    before = file.read_text() if file.exists() else ""
     after = make(before)
     if after != before:
         file.write_text(after)
@@ -28,6 +29,7 @@ def renew(file: Path, make: Callable[[str], str]) -> None:
 
 
 if __name__ == "__main__":
-    renew(SETTINGS, lambda _: settings_file())
+    renew(SETTINGS, lambda _: example())
+    renew(SCHEMA, lambda _: schema_text())
     for page in pages():
         renew(page, current)

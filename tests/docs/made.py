@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 
 import click
 
-from agent.common.settings import Setting, declared, every
+from agent.common.settings import described, every
+from agent.config_example import yaml_text
 from agent.correlate import catalogue
 from agent.queues.catalogue import brokers as known_brokers
 from tests.docs import ROOT
@@ -152,73 +152,22 @@ def brokers() -> str:
     return _table(("broker", "setting", "flag of `run`", "variable", "a server", "what is watched"), rows)
 
 
-_HEAD = """\
-# All settings with their defaults. Copy this file to /etc/tickscope/tickscope.yaml.
-# A flag overrides an environment variable, which overrides this file.
-"""
-_COLUMN = 27  # where comments begin
-
-
-def _yaml(one: Setting) -> str:
-    shown = one.kind.shown(one.default)
-    if isinstance(shown, bool):
-        return str(shown).lower()
-    if isinstance(shown, (int, float)):
-        return f"{shown}" if isinstance(shown, int) else f"{shown:g}"
-    return {"()": "[]", "None": "''", "": "''"}.get(str(shown), str(shown))
-
-
-def _commented(text: str, comment: str) -> str:
-    first, *rest = textwrap.wrap(comment, 120 - _COLUMN - 2, break_long_words=False, break_on_hyphens=False)
-    return "".join([f"{text:<{_COLUMN - 1}} # {first}\n", *(f"{'':<{_COLUMN}}# {line}\n" for line in rest)])
-
-
-def settings_file() -> str:
-    """deploy/tickscope.yaml, from the declarations."""
-    from agent.config import Config
-
-    return _HEAD + "".join(_lines(Config, ""))
-
-
-def _lines(section: type, indent: str) -> Iterator[str]:
-    for one in declared(section):
-        if one.name == "brokers":
-            yield "# Brokers, a list of servers each:\n"
-            for name, broker in known_brokers().items():
-                yield _commented(f"{name}: []", f"{broker.form} ({broker.note})")
-        elif not one.key:
-            assert one.kind.section is not None
-            yield from _lines(one.kind.section, indent)
-        elif one.kind.section is not None:
-            yield _commented(f"{indent}{one.key}:", one.doc)
-            yield from _lines(one.kind.section, f"{indent}  ")
-        elif one.doc:
-            words = f"{' | '.join(one.kind.choices)}: " if one.kind.choices else ""
-            yield _commented(f"{indent}{one.key}: {_yaml(one)}", f"{words}{one.doc}")
-
-
 def settings() -> str:
     """Each setting, from the declarations."""
     from agent.config import Config
 
-    reloaded = set(_reloaded())
+    reloaded = {*_reloaded(), *known_brokers()}
 
-    def rows(section: type, before: str) -> Iterator[tuple[str, ...]]:
-        for one in declared(section):
-            if one.name == "brokers":
-                for name, broker in known_brokers().items():
-                    yield f"`{name}`", "`[]`", "a list of servers", f"{broker.form} ({broker.note})", "yes"
-                    for part in every(broker.section) if broker.section is not None else ():
-                        yield f"`{name}[].{part.key}`", f"`{_yaml(part)}`", part.kind.form, part.doc, "yes"
-            elif one.kind.section is not None:
-                inner = f"{before}{one.key}." if one.key else before
-                yield from rows(one.kind.section, inner)
-            elif one.doc:
-                key = f"{before}{one.key}"
-                at_once = "yes" if key.partition(".")[0] in reloaded else "-"
-                yield f"`{key}`", f"`{_yaml(one)}`", one.kind.form, one.doc, at_once
+    def rows() -> Iterator[tuple[str, ...]]:
+        for keys, one in described(Config):
+            if one.kind.section is None:
+                key, at_once = ".".join(keys), "yes" if keys[0] in reloaded else "-"
+                yield f"`{key}`", f"`{yaml_text(one.shown)}`", one.kind.form, one.doc, at_once
+                section = known_brokers()[key].section if key in known_brokers() else None
+                for part in every(section) if section is not None else ():
+                    yield f"`{key}[].{part.key}`", f"`{yaml_text(part.shown)}`", part.kind.form, part.doc, at_once
 
-    return _table(("setting", "default", "values", "meaning", "applied at SIGHUP"), rows(Config, ""))
+    return _table(("setting", "default", "values", "meaning", "applied at SIGHUP"), rows())
 
 
 def _reloaded() -> list[str]:

@@ -20,8 +20,11 @@ from agent.service.control import ask
 from tests.commands import tickscope_text as tickscope
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
-_WITHOUT_FORMAT = {"run", "demo", "record", "report", "ui", "completion"}
-_WITHOUT_STORE = {"completion", "clock watch", "limiters try", "lab list", "lab run", "lab bench", "lab score"}
+_WITHOUT_FORMAT = {"run", "demo", "record", "report", "ui", "completion", "config schema"}
+_WITHOUT_STORE = {
+    *("completion", "clock watch", "limiters try", "lab list", "lab run", "lab bench", "lab score"),
+    *("config check", "config example", "config schema"),
+}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -50,7 +53,7 @@ def test_options_of_the_contract(verb: str) -> None:
     if getattr(ALL[verb], "no_args_is_help", False) and hasattr(ALL[verb], "commands"):
         return  # it only has verbs below it
     options = {text for p in ALL[verb].params for text in p.opts}
-    if verb.split(maxsplit=1)[0] not in _WITHOUT_FORMAT:
+    if verb not in _WITHOUT_FORMAT:
         assert "-o" in options
         fmt = next(p for p in ALL[verb].params if "-o" in p.opts)
         assert isinstance(fmt.type, click.Choice)
@@ -128,6 +131,9 @@ def test_bash_completes_verbs_options_and_tables() -> None:
     assert "peer,peer" not in complete("query", "tcp_rtt", "--columns", "peer,pe")
     assert complete("query", "--columns", "pe") == []
     assert complete("replay", "x", "--without", "tcp_re") == ["tcp_retransmit", "tcp_reset"]
+    assert complete("config", "s") == ["schema", "show"]
+    assert complete("config", "show", "ntp.c") == ["ntp.chrony"]
+    assert complete("config", "example", "otlp_") == ["otlp_receiver", "otlp_receiver.http"]
     env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": "tickscope explain ", "COMP_CWORD": "2"}
     assert tickscope(TICKSCOPE_STORE="/nonexistent", **env).stdout == "plain,last\n"
 

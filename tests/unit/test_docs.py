@@ -22,11 +22,12 @@ from agent.batch import make
 from agent.cli.main import cli
 from agent.common.host import boot_id as this_boot
 from agent.config import read_file
+from agent.config_example import example, schema_text
 from agent.correlate.catalogue import causes, symptoms
 from agent.limiters import decision
 from agent.store.hot import HotStore
 from agent.tables import TABLES
-from tests.docs import ROOT, SETTINGS, made, pages
+from tests.docs import ROOT, SCHEMA, SETTINGS, made, pages
 from tests.docs.__main__ import BLOCK, current
 from tests.docs.lines import arguments, programs, written
 from tests.docs.session import BLOCK as RAN
@@ -50,7 +51,8 @@ def test_what_is_made_from_the_code_is_current(page: str) -> None:
 
 
 def test_the_file_of_settings_is_made_of_the_declarations() -> None:
-    assert SETTINGS.read_text() == made.settings_file(), "run: python -m tests.docs"
+    assert SETTINGS.read_text() == example(), "run: python -m tests.docs"
+    assert SCHEMA.read_text() == schema_text(), "run: python -m tests.docs"
 
 
 def test_everything_that_can_be_made_is_somewhere() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent.common.settings import parse_texts, seconds, setting, value
+from agent.common.settings import any_of, one_or_list, parse_texts, seconds, setting, value
 from agent.errors import USAGE, AgentError
 
 #: The shortest interval between two queries of a server: the terms of pool.ntp.org and RFC 4330 section 10 (15 s).
@@ -25,7 +25,7 @@ def split(server: str, port: int) -> tuple[str, int]:
         raise AgentError(
             f"{server!r} is not a time server",
             why="must be a name or an address, with :port if the port is not 123",
-            remedy="see ntp in deploy/tickscope.yaml",
+            remedy="tickscope config example ntp",
             exit_code=USAGE,
         )
     return found[1] or found[3] or found[5], number
@@ -49,8 +49,16 @@ def _daemon(given: object) -> str:
     return str(given or "")
 
 
-_SERVERS = value(_servers, f"at most {MAX_SERVERS} names or addresses")
-_DAEMON = value(_daemon, "address:port of loopback, or empty for never")
+_SERVERS = value(
+    _servers,
+    f"at most {MAX_SERVERS} names or addresses",
+    schema=lambda: one_or_list({"type": "string"}, MAX_SERVERS),
+)
+_DAEMON = value(
+    _daemon,
+    "address:port of loopback, or empty for never",
+    schema=lambda: any_of({"type": "string"}, {"const": False}),
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,6 @@ class NtpSettings:
             raise AgentError(
                 f"ntp.interval cannot be {self.interval_s:g} s",
                 why=f"servers on other hosts may be queried at most every {LEAST_S:g} s",
-                remedy="see ntp in deploy/tickscope.yaml",
+                remedy="tickscope config example ntp",
                 exit_code=USAGE,
             )

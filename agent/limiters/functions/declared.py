@@ -14,8 +14,10 @@ from agent.common.settings import (
     Place,
     SettingError,
     ValueType,
+    any_of,
     beside,
     check_known,
+    json_schema,
     one_of,
     read,
     setting,
@@ -99,6 +101,9 @@ def _number(given: object) -> int:
     return number
 
 
+_NUMBER = value(_number, "a number", schema=lambda: any_of({"type": "integer", "minimum": 0}, {"type": "string"}))
+
+
 def _places(names: Iterable[str]) -> ValueType:
     """A section that says where each of these is, in texts that ``_words`` reads once the language is known."""
 
@@ -108,7 +113,15 @@ def _places(names: Iterable[str]) -> ValueType:
         check_known(given, names, place)
         return given
 
-    return ValueType(read_all, "a section")
+    return ValueType(
+        read_all,
+        "a section",
+        schema=lambda: {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in names},
+            "additionalProperties": False,
+        },
+    )
 
 
 def _model(given: object) -> str:
@@ -121,9 +134,16 @@ def _model(given: object) -> str:
     return name
 
 
+def _algorithms() -> dict[str, Any]:
+    from agent.limiters.models.catalogue import MODELS
+    from agent.limiters.replay.ruled import BY_ALGORITHM
+
+    return {"enum": list(dict.fromkeys((*BY_ALGORITHM, *MODELS)))}
+
+
 @dataclass(frozen=True)
 class _Replay(Declared):
-    model: str = setting("", value(_model, "an algorithm"), key="algorithm")
+    model: str = setting("", value(_model, "an algorithm", schema=_algorithms), key="algorithm")
 
 
 @dataclass(frozen=True)
@@ -135,8 +155,8 @@ class _Declaration:
     build_id: str = setting("", _matching("[0-9a-f]{8,128}", "hexadecimal digits, as file or readelf -n prints them"))
     language: str = setting("", one_of(*LANGUAGES))
     symbol: str = setting("", _matching(r"[^\0]{1,1024}", "a function's name, as nm prints it"))
-    address: int | None = setting(None, value(_number, "a number"))
-    offset: int | None = setting(None, value(_number, "a number"))
+    address: int | None = setting(None, _NUMBER)
+    offset: int | None = setting(None, _NUMBER)
     arguments: Mapping[str, object] = setting({}, _places(ARGUMENTS))
     results: Mapping[str, object] = setting({}, _places(RESULTS))
     codes: Mapping[str, object] = setting({}, ValueType(lambda given, _: given, "values", keys=lambda: meanings.CODES))
@@ -198,6 +218,11 @@ class _Declaration:
             raise _wrong(
                 keys, "the window is missing", "add window: 1s, or its place; or name the limit per_s or burst"
             )
+
+
+def declaration_schema() -> dict[str, Any]:
+    """JSON Schema of a declaration."""
+    return {**json_schema(_Declaration), "required": ["name", "language"]}
 
 
 def parse(given: object) -> OwnFunction:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.common.settings import Place, SettingError
-from agent.limiters.functions.declared import OwnFunction, parse
+from agent.limiters.functions.declared import OwnFunction, declaration_schema, parse
 from agent.limiters.model_settings import Declared
 
 MOST = 32
@@ -27,6 +27,10 @@ class FunctionSettings:
     given: Mapping[str, Any]
     wrong: str = ""
     remedy: str = ""
+
+
+def entries_schema() -> dict[str, Any]:
+    return {"type": "array", "items": declaration_schema(), "maxItems": MOST}
 
 
 def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
@@ -48,9 +52,10 @@ def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
             found.append(FunctionSettings(name, here.where, one))
         except SettingError as error:
             name = str(one.get("name", number + 1)) if isinstance(one, Mapping) else str(number + 1)
-            found.append(
-                FunctionSettings(name[:28], here.below(*error.keys).where, {}, error.what, error.remedy or error.why)
-            )
+            wrong = here.below(*error.keys).error(error.what, error.why, error.remedy)
+            found.append(FunctionSettings(name[:28], wrong.where, {}, error.what, error.remedy or error.why))
+            if here.examination is not None:
+                here.examination.errors.append(wrong)
     return tuple(found)
 
 

@@ -112,7 +112,7 @@ class KafkaServer:
     tls: bool = setting(False, flag(), "encrypt the connection")
     ca_file: str = path_setting("certificates of the authorities to trust (TLS)")
     certificate_file: str = path_setting("certificate of tickscope (TLS)")
-    key_file: str = path_setting("key of that certificate")
+    key_file: str = path_setting("key of that certificate", secret=True)
     user: str = setting("", text("a name"), "SASL user")
     mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
     password: Password = setting(Password(), password_keys("TICKSCOPE_KAFKA_"))

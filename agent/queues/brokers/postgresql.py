@@ -141,7 +141,7 @@ class PostgresServer:
     password: Password = setting(Password(), password_keys("TICKSCOPE_POSTGRESQL_"))
     ca_file: str = path_setting("certificates of the authorities to trust (TLS)")
     certificate_file: str = path_setting("certificate of tickscope (TLS)")
-    key_file: str = path_setting("key of that certificate")
+    key_file: str = path_setting("key of that certificate", secret=True)
 
     def check(self) -> None:
         """Raises AgentError, without the values: there may be a password among them."""

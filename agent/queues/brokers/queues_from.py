@@ -15,7 +15,7 @@ from agent.common.clocks import boot_ns
 from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpClient, HttpDown
-from agent.common.settings import Place, ValueType, private_text, setting, text
+from agent.common.settings import Place, ValueType, json_schema, one_or_list, private_text, setting, text
 from agent.common.settings import read as read_section
 from agent.errors import USAGE, AgentError
 from agent.queues.asking import Asking
@@ -28,6 +28,7 @@ TIMEOUT_S = 0.8
 MAX_BODY_BYTES = 4 << 20
 _RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll
 _SYSTEM = "http"
+_MOST_MAPPINGS = 64
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -103,9 +104,14 @@ def _whole(given: object) -> int | None:
 
 def _queues(given: Any, place: Place) -> tuple[MappedQueues, ...]:
     listed = [given] if isinstance(given, Mapping) else given
-    if not isinstance(listed, (list, tuple)) or not 0 < len(listed) <= 64:
-        raise place.wrong(given, "must be a list of 1 to 64 sections, each with name and length")
-    return tuple(read_section(MappedQueues, one, place.below(at)) for at, one in enumerate(listed))
+    if not isinstance(listed, (list, tuple)) or not 0 < len(listed) <= _MOST_MAPPINGS:
+        raise place.wrong(given, f"must be a list of 1 to {_MOST_MAPPINGS} sections, each with name and length")
+    found = []
+    for at, one in enumerate(listed):
+        here = place.below(at)
+        with here.continuing():
+            found.append(read_section(MappedQueues, one, here))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,11 @@ class MetricsEndpoint(HttpServer):
     system: str = setting(_SYSTEM, text("a name"), "name of the messaging system, for `queue_lag.system`")
     queues: tuple[MappedQueues, ...] = setting(
         (),
-        ValueType(_queues, "a list of sections, see docs/queues-mapping.md"),
+        ValueType(
+            _queues,
+            "a list of sections, see docs/queues-mapping.md",
+            schema=lambda: one_or_list(json_schema(MappedQueues), _MOST_MAPPINGS),
+        ),
         "queues, and the metrics that describe them",
     )
 
