@@ -20,7 +20,7 @@ from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
 from agent.store.answers import Answers, executed
 from agent.store.damage import unreadable
-from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, snapshot
+from agent.store.reader import WRITES_NS, Reader, Sealed, Snapshot, boots
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -59,10 +59,32 @@ class Session(Answers):
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
         known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
-        self.window = Window(*(None if t is None else parse(t, known) for t in (since, until)))
+        self._bounds = (since, until)
+        self.window = self._present(known)
+        self._reader = self._new_reader()
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
         self._open()
+
+    def _present(self, known: list[str]) -> Window:
+        """The window as of now. known: the boots of the store."""
+        return Window(*(None if t is None else parse(t, known) for t in self._bounds))
+
+    def _new_reader(self) -> Reader:
+        return Reader(self.path, frozenset([*self._tables, "clock_offset"]))
+
+    def refresh(self) -> None:
+        sealed = self._taken.sealed
+        self.window = self._present(self.boots)
+        self._taken = self._snapshot()
+        self._viewed.clear()
+        if self._taken.sealed != sealed:  # its last rows may have been sealed before they could be read
+            self._histories.clear()
+        for boot_id, rows in self._reader.offsets:
+            if boot_id in self._histories:
+                self._histories[boot_id].append(rows)
+        for boot_id, history in self._histories.items():
+            history.watched(self._watched_ns(boot_id))
 
     def _open(self) -> None:
         """Opens a database without views: opening the files of unused tables would take as long as many a query."""
@@ -143,6 +165,7 @@ class Session(Answers):
                 if not self._set_aside() and not isinstance(error, duckdb.IOException):
                     raise duck.usage(problem, sql, self._tables) from None
                 self._close()
+                self._reader = self._new_reader()
                 self._taken = self._snapshot()
                 self._open()
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
@@ -183,7 +206,7 @@ class Session(Answers):
             return False
 
     def _snapshot(self) -> Snapshot:
-        return snapshot(self.path, frozenset([*self._tables, "clock_offset"]), None if self._whole else self.window)
+        return self._reader.snapshot(None if self._whole else self.window)
 
     def _make_views(self, sql: str) -> None:
         """Creates views of the tables that the query names, or of all if it names none. Raises duckdb.Error for a

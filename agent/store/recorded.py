@@ -72,6 +72,9 @@ class Recorded(Answers):
         """The recorded boot."""
         return [self._boot]
 
+    def refresh(self) -> None:
+        """Nothing is added to a recording."""
+
     def bound(self, text: str) -> Bound:
         return parse(text, self.boots, (self._boot, self._end_ns))
 
