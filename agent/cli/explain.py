@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from agent.cli import options
 from agent.columns import NULL_I64
 from agent.common.printable import printable
 from agent.errors import NO_ROWS, USAGE, AgentError
+
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
 
 _WIDTH = 100
 _AROUND_S = 10
@@ -30,11 +33,8 @@ def command(finding: str, fmt: str, store: str) -> None:
     tickscope explain last
     tickscope explain 3f9c -o json
     """
-    import numpy as np
-
     from agent.ask.question import Where
-    from agent.cli import profiles
-    from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, times, with_details
+    from agent.cli.findings import latest, none
     from agent.cli.gaps import report_gaps, unevaluated
     from agent.cli.output import emit, note
     from agent.store.sources import opened
@@ -45,17 +45,12 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="name an id that `tickscope findings` shows, or: last",
             exit_code=USAGE,
         )
-    with opened(store, [*TABLES_OF, "investigation", *profiles.TABLES_OF, "loss", "probe_status"]) as source:
+    with opened(store, tables_of()) as source:
         rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
         gaps = source.gaps()
         if rows:
-            row = with_details(source, rows[-1:])[0]
-            ended = source.written_by if left_open(source, row) else ""
-            row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
-            row |= times(source, row)
-            began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
-            gaps = [gap for gap in gaps if _overlaps(gap, row)]
-            profiles_of = profiles.read(source, row)
+            explained = Explained(source, rows[-1], utc=fmt != "table")
+            gaps = [gap for gap in gaps if _overlaps(gap, explained.row)]
         left_out = [] if rows else unevaluated(source)
         notes = [*source.notes, *left_out]
     report_gaps(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
@@ -73,16 +68,43 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="give more characters of the id",
             exit_code=USAGE,
         )
-    lines = (
-        [*timeline(row, began_ns, ended), *profiles.lines_of(profiles_of, row["start_ns"], _wrapped)]
-        if fmt == "table"
-        else []
-    )
     emit(
-        {"finding": row, "investigations": profiles_of, "gaps": gaps},
+        {"finding": explained.row, "investigations": explained.profiles, "gaps": gaps},
         fmt,
-        lambda: click.echo("\n".join(map(printable, lines))),
+        lambda: click.echo("\n".join(map(printable, explained.lines()))),
     )
+
+
+def tables_of() -> list[str]:
+    """The tables that an ``Explained`` is made of."""
+    from agent.cli import profiles
+    from agent.cli.findings import TABLES_OF
+
+    return [*TABLES_OF, "investigation", *profiles.TABLES_OF, "loss", "probe_status"]
+
+
+class Explained:
+    """One finding with all that is known about it. row: its columns and details. utc: its sentence has UTC."""
+
+    def __init__(self, source: RowSource, found: dict[str, Any], *, utc: bool = False) -> None:
+        import numpy as np
+
+        from agent.cli import profiles
+        from agent.cli.findings import in_wall_time, left_open, times, with_details
+
+        self.row = row = with_details(source, [found])[0]
+        self._ended = source.written_by if left_open(source, row) else ""
+        row["sentence"] = in_wall_time(source, row, utc=utc)
+        row |= times(source, row)
+        self._began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
+        self.profiles = profiles.read(source, row)
+
+    def lines(self) -> list[str]:
+        """For a terminal of its present width. Names in them may have control characters."""
+        from agent.cli import profiles
+
+        about = timeline(self.row, self._began_ns, self._ended)
+        return [*about, *profiles.lines_of(self.profiles, self.row["start_ns"], _wrapped)]
 
 
 def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:

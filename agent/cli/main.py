@@ -29,6 +29,7 @@ SECTIONS = {
         "causes": "List all causes, or describe one.",
     },
     "At a glance": {
+        "top": "Show findings, limiters, queues, clocks and blocked processes, live.",
         "limiters": "Show rate limiters and their decisions.",
         "queues": "Show queues and their lag.",
         "clock": "Show the clocks: now, history, live, conversion.",

@@ -127,6 +127,8 @@ class Session(Answers):
             return []
         if taken.boots[-1] != this_boot():
             return ["no agent has written this store since this host was booted"]
+        if taken.end_ns == NULL_I64:
+            return ["no agent writes this store now, and it has no rows"]
         age = brief(max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) / 1e9)
         return [f"no agent writes this store now; its newest row is {age} old"]
 

@@ -184,7 +184,7 @@ class _HotRows:
         self._rows = Gathered()
 
     def read(self, fd: int, window: Window) -> list[tuple[str, np.ndarray]]:
-        """Reads what was appended, and forgets rows before the window. Returns new rows of ``clock_offset``, by boot."""
+        """Reads what was appended, forgets rows before the window. Returns new rows of ``clock_offset``, by boot."""
         offsets: list[tuple[str, np.ndarray]] = []
         for frame in self._frames(fd):
             head = self.decoder.head
@@ -264,8 +264,7 @@ def _wanted(fd: int, tables: frozenset[str], window: Window) -> tuple[list[tuple
     wanted = [
         span
         for table, span in spans.items()
-        if table in tables
-        and (_always(table) or not window.misses(boot, span.min_ns, span.max_ns))
+        if table in tables and (_always(table) or not window.misses(boot, span.min_ns, span.max_ns))
     ]
     first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
     return index.runs(wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64), True
