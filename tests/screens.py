@@ -48,9 +48,8 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
+        with contextlib.suppress(OSError, IndexError):
+            os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
         self.hang_up()
 
@@ -67,6 +66,11 @@ class Program:
         with contextlib.suppress(OSError):
             os.close(self._ours)
         self._ours = -1
+
+    @property
+    def pid(self) -> int:
+        """The program's own: the process that was started stands for its shell."""
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
 
     def press(self, *keys: str) -> None:
         os.write(self._ours, "".join(keys).encode())
@@ -111,11 +115,20 @@ class Program:
         return self.process.wait()
 
 
-#: The new session's terminal is the one on stdin; then the program.
+#: Starts the program as a shell does: the terminal is that of a new session, and the program is the job in front.
 _TAKE_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-sys.argv = ["tickscope", *sys.argv[1:]]
-from agent.cli.main import main
-main()
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    os.tcsetpgrp(0, os.getpid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})
+    sys.argv = ["tickscope", *sys.argv[1:]]
+    from agent.cli.main import main
+    main()
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+os._exit(status if status >= 0 else 128 - status)
 """

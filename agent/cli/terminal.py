@@ -4,6 +4,7 @@ terminal in use knows (ECMA-48, xterm), so no terminfo entry is needed.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -142,7 +143,7 @@ class Terminal:
         self._before: list[object] = []
         self._shown: list[str] = []
         self._size = (0, 0)
-        self._rest = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         self._stopped = self._continued = False
 
     def __enter__(self) -> Terminal:
@@ -191,7 +192,7 @@ class Terminal:
 
     def read(self, timeout_s: float) -> list[str]:
         """Waits until a key is pressed, the size changes, ``wake`` can be read, or that time has passed. Returns the
-        keys; None of them at the end of the terminal. Raises EOFError when the terminal has gone.
+        keys. Raises EOFError when the terminal has gone.
         """
         ready, _, _ = select.select([sys.stdin.fileno(), self._ours, self._wake], [], [], max(timeout_s, 0.0))
         for fd in (self._ours, self._wake):
@@ -211,11 +212,7 @@ class Terminal:
             raise EOFError from error
         if not data:
             raise EOFError
-        data = self._rest + data
-        cut_off = next((n for n in (1, 2, 3) if data[-n : -n + 1 or None] >= b"\xc0"), 0)  # a character's first bytes
-        whole = len(data) - cut_off if cut_off and _length(data[-cut_off]) > cut_off else len(data)
-        self._rest = data[whole:]
-        return list(keys(data[:whole].decode(errors="replace")))
+        return list(keys(self._decoder.decode(data)))
 
     def redraw(self) -> None:
         """The next ``draw`` writes every line."""
@@ -237,16 +234,12 @@ class Terminal:
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # goes on here after SIGCONT
         signal.signal(signal.SIGTSTP, handler)
+        self._continued = True
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a terminal that has gone: ``read`` notices
             while data:
                 data = data[os.write(sys.stdout.fileno(), data) :]
-
-
-def _length(first: int) -> int:
-    """How many bytes a UTF-8 character has that begins with this one."""
-    return 4 if first >= 0xF0 else 3 if first >= 0xE0 else 2
 
 
 def _end(number: int, _: object) -> None:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from agent.cli.top_panes import Entry, Group
     from agent.cli.top_view import Content, Page
 
-#: The share of a core that reading may take: it pauses so much longer than it computed.
+#: The share of a core that reading may take, beside the start and what the user asks for.
 _SHARE = 0.015
-_LEAST_S, _RETRY_S = 1.0, 2.0
+_EACH_S = 1.0
+#: A pane is read again after this time, even if its tables have no new rows: what it shows gets older.
+_STALE_S = 10.0
 
 
 @click.command("top")
@@ -78,7 +80,7 @@ def _check(store: str) -> None:
 
 class _Reader:
     """Reads the panes from a store or a recording, for a thread of its own: libraries load and queries run while the
-    screen already works. changed: is called after each change of ``content``.
+    screen already works. changed: is called after each change of ``content``. failure: why the thread ended.
     """
 
     def __init__(self, store: str, since: str) -> None:
@@ -90,8 +92,12 @@ class _Reader:
         self._store, self._since = store, since
         self._groups = groups()
         self.panes = {pane.name: pane for group in self._groups for pane in group.panes}
+        self.failure: BaseException | None = None
         self._sources: dict[Group, RowSource] = {}
-        self._due_s = dict.fromkeys(self._groups, 0.0)
+        self._begun: set[Group] = set()
+        self._read_s: dict[str, float] = {}
+        self._credit_s = 0.0
+        self._lost: list[str] | None = None
         self._wanted = set(self.panes)
         self._questions: list[tuple[Entry, Callable[[Page], None]]] = []
         self._condition = threading.Condition()
@@ -121,71 +127,85 @@ class _Reader:
         self._sources.clear()
 
     def run(self) -> None:
-        """Reads until ``end`` is called."""
+        """Reads until ``end`` is called. What goes wrong otherwise is in ``failure``."""
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self.failure = error
+            self.changed()
+
+    def _run(self) -> None:
         with contextlib.closing(self):
             while not self._ended:
-                due = [group for group in self._visible() if self._due_s[group] <= time.monotonic()]
-                for group in due:
-                    self._read(group)
-                    if self._questions or self._ended:
-                        break
-                while self._questions and not self._ended:
+                begun = time.monotonic()
+                for group in self._groups:
+                    if any(pane.name in self._wanted for pane in group.panes) and not self._questions:
+                        self._credit_s -= self._read(group)
+                while self._questions:
                     entry, answer = self._questions.pop(0)
                     answer(explained(self._store, entry))
                     self.changed()
-                next_s = min((self._due_s[group] for group in self._visible()), default=time.monotonic() + _LEAST_S)
                 with self._condition:
                     if not self._questions and not self._ended:
-                        self._condition.wait(max(next_s - time.monotonic(), 0.01))
+                        self._condition.wait(max(_EACH_S, -self._credit_s / _SHARE) - (time.monotonic() - begun))
+                self._credit_s = min(self._credit_s + _SHARE * (time.monotonic() - begun), 0.0)
 
-    def _visible(self) -> list[Group]:
-        return [group for group in self._groups if any(pane.name in self._wanted for pane in group.panes)]
-
-    def _read(self, group: Group) -> None:
-        """Reads one group, and says when it is due again."""
-        begun, computed = time.monotonic(), time.thread_time()
+    def _read(self, group: Group) -> float:
+        """Reads one group. Returns the processor time that it took, s: 0 for the first time, which loads libraries."""
+        computed, first = time.thread_time(), group not in self._begun
+        self._begun.add(group)
         try:
-            source = self._sources.get(group)
-            if source is None:
+            if group not in self._sources:
                 source = self._sources[group] = self._open(group)
+                new = set(group.tables)
             else:
-                source.refresh()
-            self._take(group, source)
-            took = time.thread_time() - computed
-            pause = max(_LEAST_S, took * len(self._visible()) / _SHARE)
+                source = self._sources[group]
+                new = source.refresh()
+            self._take(group, source, new)
         except AgentError as error:
             if (gone := self._sources.pop(group, None)) is not None:
                 gone.__exit__()
             self.content.notes = [(str(error).replace("\n", " "), "alarm")]
-            pause = _RETRY_S
-        self._due_s[group] = begun + pause
         self.changed()
+        return 0.0 if first else time.thread_time() - computed
 
     def _open(self, group: Group) -> RowSource:
         from agent.store.sources import opened
 
         return opened(self._store, group.tables, group.since or self._since)
 
-    def _take(self, group: Group, source: RowSource) -> None:
+    def _take(self, group: Group, source: RowSource, new: set[str]) -> None:
+        """new: the tables with new rows."""
+        now_s = time.monotonic()
         for pane in group.panes:
-            if pane.name in self._wanted:
+            stale = now_s - self._read_s.get(pane.name, -_STALE_S) >= _STALE_S
+            if pane.name not in self._wanted:
+                self._read_s.pop(pane.name, None)  # it is stale when it is wanted again
+            elif stale or not new.isdisjoint(pane.tables):
                 self.content.entries[pane.name] = pane.read(source)
+                self._read_s[pane.name] = now_s
+                self.changed()
         if group is self._groups[0]:
-            self.content.notes = list(_notes(source))
+            if not new.isdisjoint(("loss", "probe_status")) or self._lost is None:
+                self._lost = _lost(source)
+            self.content.notes = [
+                *((text, "alarm") for text in source.notes),
+                *((text, "warning") for text in self._lost),
+            ]
             self.content.title = self._title(source)
 
     def _title(self, source: RowSource) -> str:
         """The host whose agent writes, the window of the findings, the store, and the pause if it is a long one."""
         host = f"{os.uname().nodename}  " if source.written_since_ns is not None else ""
-        pause = max(self._due_s.values()) - time.monotonic()
-        slow = f"  read every {pause:.0f} s" if pause >= 2 * _LEAST_S else ""
+        pause_s = -self._credit_s / _SHARE
+        slow = f"  read every {pause_s:.0f} s" if pause_s >= 2 * _EACH_S else ""
         return f"{host}since {self._since}  {self._store}{slow}"
 
     def _all(self) -> None:
         """Reads everything once."""
         for group in self._groups:
             source = self._sources[group] = self._open(group)
-            self._take(group, source)
+            self._take(group, source, set(group.tables))
 
     def document(self) -> dict[str, Any]:
         self._all()
@@ -208,12 +228,11 @@ def _row(entry: Entry) -> dict[str, Any]:
     return {**entry.cells, "command": entry.command}
 
 
-def _notes(source: RowSource) -> list[tuple[str, str]]:
-    """(text, style) of what may be missing."""
+def _lost(source: RowSource) -> list[str]:
+    """What was lost or not evaluated, in words."""
     from agent.cli.gaps import texts, unevaluated
 
-    lost = [(f"lost: {text}", "warning") for text in texts(source.gaps())]
-    return [*((text, "alarm") for text in source.notes), *((text, "warning") for text in unevaluated(source)), *lost]
+    return [*unevaluated(source), *texts(source.gaps())]
 
 
 def explained(store: str, entry: Entry) -> Page:
@@ -266,7 +285,7 @@ def _operate(reader: _Reader) -> None:
                 view.now = time.strftime("%H:%M:%S")
                 terminal.draw([drawn(line, colour) for line in view.lines(width, height)])
                 reader.want(view.wanted())
-                for key in terminal.read(_LEAST_S):
+                for key in terminal.read(_EACH_S):
                     chosen = view.press(key)
                     if chosen == "quit":
                         return
@@ -274,6 +293,8 @@ def _operate(reader: _Reader) -> None:
                         terminal.redraw()
                     elif chosen is not None and not isinstance(chosen, str):
                         reader.ask(chosen, answer)
+                if reader.failure is not None:
+                    raise reader.failure
         except EOFError:
             return
         finally:

@@ -49,11 +49,12 @@ class Entry:
 
 
 class Pane(NamedTuple):
-    """columns: the first one is called as the pane. read: the entries in their usual order, the most urgent first. none:
-    what is said where there is no entry.
+    """tables: those that change it. columns: the first one is called as the pane. read: the entries in their usual
+    order, the most urgent first. none: what is said where there is no entry.
     """
 
     name: str
+    tables: tuple[str, ...]
     columns: tuple[Column, ...]
     read: Callable[[RowSource], list[Entry]]
     none: str
@@ -213,7 +214,8 @@ class Clocks:
     """The kernel's clock, the time daemons, and the last changes, the newest first."""
 
     def __init__(self) -> None:
-        self._read_s, self._kernel = -_KERNEL_EACH_S, {}
+        self._read_s = -_KERNEL_EACH_S
+        self._kernel: Row = {}
 
     def __call__(self, source: RowSource) -> list[Entry]:
         from agent.cli import clock, clock_daemons
@@ -341,6 +343,7 @@ def groups() -> tuple[Group, ...]:
             (
                 Pane(
                     "findings",
+                    ("finding",),
                     (
                         Column("findings", 0),
                         Column("began", 4),
@@ -354,6 +357,7 @@ def groups() -> tuple[Group, ...]:
                 ),
                 Pane(
                     "clocks",
+                    ("clock_change", "clock_daemon"),
                     (Column("clocks", 0), Column("reading", 1, least=20)),
                     Clocks(),
                     "no change of a clock",
@@ -366,6 +370,7 @@ def groups() -> tuple[Group, ...]:
             (
                 Pane(
                     "queues",
+                    ("queue_lag", "socket_queue"),
                     (
                         Column("queues", 0, least=20),
                         Column("system", 6),
@@ -391,6 +396,7 @@ def groups() -> tuple[Group, ...]:
             (
                 Pane(
                     "limiters",
+                    ("limiter_decision", "limiter_rate"),
                     (
                         Column("limiters", 0, least=20),
                         Column("process", 3, least=18),
@@ -408,6 +414,7 @@ def groups() -> tuple[Group, ...]:
                 ),
                 Pane(
                     "processes",
+                    ("syscall_latency",),
                     (
                         Column("processes", 0, least=20),
                         Column("blocked", 1, right=True),

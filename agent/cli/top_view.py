@@ -229,7 +229,7 @@ class View:
                 Cell(prompt + ("_" if self.typing else ""), shown, "bold"),
                 Cell(hint, max(width - shown, 0), "faint"),
             ]
-        hints = ("q back", "up down scroll") if self.page is not None else _HINTS
+        hints: tuple[str, ...] = ("q back", "up down scroll") if self.page is not None else _HINTS
         while len(text := "  ".join(hints)) > width and len(hints) > 1:
             hints = hints[:-1]
         return [Cell(text, width, "faint")]

@@ -25,6 +25,7 @@ from agent.tables import TABLES
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 T = TypeVar("T")
 _TRIES = 10
@@ -73,23 +74,26 @@ class Session(Answers):
     def _new_reader(self) -> Reader:
         return Reader(self.path, frozenset([*self._tables, "clock_offset"]))
 
-    def refresh(self) -> None:
+    def refresh(self) -> set[str]:
         sealed = self._taken.sealed
         self.window = self._present(self.boots)
         self._taken = self._snapshot()
         self._viewed.clear()
-        if self._taken.sealed != sealed:  # its last rows may have been sealed before they could be read
+        resealed = self._taken.sealed != sealed
+        if resealed:  # the last rows of a segment may have been sealed before they could be read
             self._histories.clear()
         for boot_id, rows in self._reader.offsets:
             if boot_id in self._histories:
                 self._histories[boot_id].append(rows)
         for boot_id, history in self._histories.items():
             history.watched(self._watched_ns(boot_id))
+        return set(self._tables) if resealed else self._reader.added & set(self._tables)
 
     def _open(self) -> None:
         """Opens a database without views: opening the files of unused tables would take as long as many a query."""
         self._db = duck.connected(self._wall)
         self._viewed: set[str] = set()
+        self._views: dict[str, tuple[list[pa.Table], str]] = {}
         duck.confine(self._db, [f"{self.path}/"])
 
     def _close(self) -> None:
@@ -217,14 +221,14 @@ class Session(Answers):
         named = set(mentioned(sql)) & set(self._tables) or self._tables
         for table in (t for t in self._tables if t in named and t not in self._viewed):
             lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
-            duck.make_view(
-                self._db,
-                table,
-                [*self._taken.hot.get(table, []), *lost],
-                self._files(table),
-                self.window,
-                bounded=self._bounded,
-            )
+            parts = [*self._taken.hot.get(table, []), *lost]
+            sql = duck.view(table, self._files(table), self.window, bounded=self._bounded)
+            before, made = self._views.get(table, ((), ""))
+            if len(parts) != len(before) or any(a is not b for a, b in zip(parts, before, strict=True)) or not made:
+                duck.hold(self._db, table, parts)
+            if sql != made:
+                self._db.execute(sql)
+            self._views[table] = (parts, sql)
             self._viewed.add(table)
 
     def _files(self, table: str) -> list[str]:

@@ -71,11 +71,12 @@ class Snapshot:
 class Reader:
     """Takes snapshots of one store, again and again: of what it read before, it reads only what was added since.
 
-    tables: those whose rows are wanted. offsets: by boot, the ``clock_offset`` rows of hot segments that the last
-    snapshot was the first to have.
+    tables: those whose rows are wanted. added: tables of hot segments of which the last snapshot has rows that those
+    before did not have. offsets: such rows of ``clock_offset``, with their boot.
     """
 
     def __init__(self, path: str | Path, tables: frozenset[str]) -> None:
+        self.added: set[str] = set()
         self.offsets: list[tuple[str, np.ndarray]] = []
         self._path, self._tables = path, tables
         self._hot: dict[int, _HotRows] = {}
@@ -88,7 +89,7 @@ class Reader:
         window: rows and closed hot segments entirely outside of it may be left out; it must not begin before that of an
         earlier snapshot. Raises AgentError (exit 4) if the store does not exist or cannot be read.
         """
-        self.offsets = []
+        self.added, self.offsets = set(), []
         dir_fd = segments.open_dir(self._path)
         try:
             if segments.untouched(dir_fd):
@@ -108,8 +109,8 @@ class Reader:
         listed = segments.listing(dir_fd)
         taken = Snapshot(writer=segments.writer(dir_fd), outage=outage.read(dir_fd))
         lost = Gathered()
-        if taken.outage is not None and (rows := taken.outage.rows()):
-            lost.add("loss", rows.rows, taken.outage.boot_id, taken.outage.host)
+        if taken.outage is not None and (missing := taken.outage.rows()):
+            lost.add("loss", missing.rows, taken.outage.boot_id, taken.outage.host)
         heads: list[tuple[int, Head]] = []
         ends: dict[str, int] = {}
         whole = [*listed.hot]
@@ -118,7 +119,10 @@ class Reader:
         self._sealed = {name: one for name, one in self._sealed.items() if name in names}
         for seq, one in self._hot.items():
             with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb", buffering=0) as file:
-                self.offsets += one.read(file.fileno(), window)
+                for boot_id, table, rows in one.read(file.fileno(), window):
+                    self.added.add(table)
+                    if table == "clock_offset":
+                        self.offsets.append((boot_id, rows))
             head = one.decoder.head
             if head is not None:
                 heads.append((seq, head))
@@ -183,20 +187,17 @@ class _HotRows:
         self._new, self._indexed = True, False
         self._rows = Gathered()
 
-    def read(self, fd: int, window: Window) -> list[tuple[str, np.ndarray]]:
-        """Reads what was appended, forgets rows before the window. Returns new rows of ``clock_offset``, by boot."""
-        offsets: list[tuple[str, np.ndarray]] = []
+    def read(self, fd: int, window: Window) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Reads what was appended, and forgets rows before the window. Yields new rows with their boot and table."""
         for frame in self._frames(fd):
             head = self.decoder.head
             if frame.kind == FrameKind.ROWS and head is not None:
                 self._rows.add(frame.table, frame.rows, head.boot_id, head.host)
                 self.last_ns = max(self.last_ns, int(frame.rows["t_ns"].max()))
-                if frame.table == "clock_offset":
-                    offsets.append((head.boot_id, frame.rows))
+                yield head.boot_id, frame.table, frame.rows
             elif frame.kind == FrameKind.TICK:
                 self.last_ns = max(self.last_ns, frame.t_ns)
         self._rows.forget(lambda table, boot, last_ns: not _always(table) and window.misses(boot, last_ns, last_ns))
-        return offsets
 
     def tables(self) -> dict[str, list[pa.Table]]:
         return self._rows.tables()

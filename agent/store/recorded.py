@@ -64,7 +64,8 @@ class Recorded(Answers):
         self._db = duck.connected(self._wall)
         held = rows.tables()
         for table in self._tables:
-            duck.make_view(self._db, table, held.get(table, ()), (), self.window, bounded=bounded)
+            duck.hold(self._db, table, held.get(table, ()))
+            self._db.execute(duck.view(table, (), self.window, bounded=bounded))
         duck.confine(self._db)
 
     @property
@@ -72,8 +73,9 @@ class Recorded(Answers):
         """The recorded boot."""
         return [self._boot]
 
-    def refresh(self) -> None:
+    def refresh(self) -> set[str]:
         """Nothing is added to a recording."""
+        return set()
 
     def bound(self, text: str) -> Bound:
         return parse(text, self.boots, (self._boot, self._end_ns))
