@@ -23,9 +23,13 @@ ROOT = Path(__file__).parents[1]
 
 
 class Program:
-    """argv: arguments of this checkout's ``tickscope``. A context manager that ends it. raw: all that it wrote."""
+    """A context manager that ends it. argv: arguments of ``program``, or with "" a whole command. raw: all that it
+    wrote.
+    """
 
-    def __init__(self, argv: Sequence[object], columns: int = 80, lines: int = 24, **env: str) -> None:
+    def __init__(
+        self, argv: Sequence[object], columns: int = 80, lines: int = 24, *, program: str = "tickscope", **env: str
+    ) -> None:
         self._ours, theirs = os.openpty()
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
@@ -35,7 +39,7 @@ class Program:
         known: Mapping[str, str] = {k: v for k, v in os.environ.items() if k not in drop}
         python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _TAKE_TERMINAL, *map(str, argv)],
+            [sys.executable, "-c", _TAKE_TERMINAL, program, *map(str, argv)],
             env={**known, "TERM": "xterm-256color", "PYTHONPATH": python_path, "PYTHONIOENCODING": "utf-8", **env},
             stdin=theirs,
             stdout=theirs,
@@ -125,7 +129,9 @@ if child == 0:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     os.tcsetpgrp(0, os.getpid())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})
-    sys.argv = ["tickscope", *sys.argv[1:]]
+    if not sys.argv[1]:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    sys.argv = sys.argv[1:]
     from agent.cli.main import main
     main()
 signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -14,7 +14,7 @@ from agent.cli.top_panes import ORDER, Column, Entry, Pane
 _WIDE = 160
 _GAP = 2
 #: Lines for the whole text of the selected entry.
-_BELOW, _BELOW_ZOOMED = 3, 8
+_BELOW, _BELOW_ZOOMED = 4, 8
 #: How a pane's share of the free lines grows: the focus is worth two panes more.
 _WEIGHTS = {"findings": 2, "limiters": 2, "queues": 2, "clocks": 1, "processes": 1}
 _ROWS_AT_FIRST = 2
@@ -338,8 +338,12 @@ class View:
         titles = [f"{t}{mark}" if c.name == shown.by else t for t, c in zip(titles, sizes, strict=True)]
         count = f" {part} of {whole}" if part < whole else ""
         count += " (reversed)" if shown.by is None and shown.reverse else ""
-        line = _row(titles, sizes, width - len(count), style)
-        return [*line, Cell(count, width - sum(cell.width for cell in line), style, right=True)]
+        line: Line = []
+        left = width - len(count)
+        for cell in _row(titles, sizes, width, style):
+            line.append(cell._replace(width=min(cell.width, left)))
+            left -= line[-1].width
+        return [*line, Cell(count, len(count), style)]
 
 
 def fitted(of: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int) -> dict[Column, int]:
