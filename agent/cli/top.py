@@ -17,8 +17,8 @@ from agent.errors import AgentError
 
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
-    from agent.cli.top_panes import Entry, Group
-    from agent.cli.top_view import Content, Page
+    from agent.cli.top_panes import Entry, PaneGroup
+    from agent.cli.top_view import TopContent, Page
 
 #: The share of a core that reading may take, beside the start and what the user asks for.
 _SHARE = 0.015
@@ -85,16 +85,16 @@ class _Reader:
 
     def __init__(self, store: str, since: str) -> None:
         from agent.cli.top_panes import groups
-        from agent.cli.top_view import Content
+        from agent.cli.top_view import TopContent
 
-        self.content: Content = Content(store)
+        self.content: TopContent = TopContent(store)
         self.changed: Callable[[], None] = lambda: None
         self._store, self._since = store, since
         self._groups = groups()
         self.panes = {pane.name: pane for group in self._groups for pane in group.panes}
         self.failure: BaseException | None = None
-        self._sources: dict[Group, RowSource] = {}
-        self._begun: set[Group] = set()
+        self._sources: dict[PaneGroup, RowSource] = {}
+        self._begun: set[PaneGroup] = set()
         self._read_s: dict[str, float] = {}
         self._credit_s = 0.0
         self._lost: list[str] | None = None
@@ -150,7 +150,7 @@ class _Reader:
                         self._condition.wait(max(_EACH_S, -self._credit_s / _SHARE) - (time.monotonic() - begun))
                 self._credit_s = min(self._credit_s + _SHARE * (time.monotonic() - begun), 0.0)
 
-    def _read(self, group: Group) -> float:
+    def _read(self, group: PaneGroup) -> float:
         """Reads one group. Returns the processor time that it took, s: 0 for the first time, which loads libraries."""
         computed, first = time.thread_time(), group not in self._begun
         self._begun.add(group)
@@ -169,12 +169,12 @@ class _Reader:
         self.changed()
         return 0.0 if first else time.thread_time() - computed
 
-    def _open(self, group: Group) -> RowSource:
+    def _open(self, group: PaneGroup) -> RowSource:
         from agent.store.sources import opened
 
         return opened(self._store, group.tables, group.since or self._since)
 
-    def _take(self, group: Group, source: RowSource, new: set[str]) -> None:
+    def _take(self, group: PaneGroup, source: RowSource, new: set[str]) -> None:
         """new: the tables with new rows."""
         now_s = time.monotonic()
         for pane in group.panes:
@@ -215,11 +215,11 @@ class _Reader:
     def page(self) -> list[str]:
         """All panes as text."""
         from agent.cli.terminal import clean, plain
-        from agent.cli.top_view import View
+        from agent.cli.top_view import TopView
 
         self._all()
         encoding = sys.stdout.encoding
-        view = View(self.panes, lambda text: clean(text, encoding))
+        view = TopView(self.panes, lambda text: clean(text, encoding))
         view.content = self.content
         return [plain(line) for line in view.everything()]
 
@@ -261,10 +261,10 @@ def _operate(reader: _Reader) -> None:
     """The screen, until q."""
     from agent.cli.output import coloured
     from agent.cli.terminal import Terminal, clean, drawn
-    from agent.cli.top_view import View
+    from agent.cli.top_view import TopView
 
     encoding, colour = sys.stdout.encoding, coloured(sys.stdout)
-    view = View(reader.panes, lambda text: clean(text, encoding))
+    view = TopView(reader.panes, lambda text: clean(text, encoding))
     view.content = reader.content
     ours, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 

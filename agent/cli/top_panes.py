@@ -20,7 +20,7 @@ _FIRST = ("synchronised", "last jump")
 Row = dict[str, Any]
 
 
-class Column(NamedTuple):
+class PaneColumn(NamedTuple):
     """least: a column of text may be cut to so many columns; 0: it is never cut. rank: those with the largest are left
     out first where there is no room.
     """
@@ -55,12 +55,12 @@ class Pane(NamedTuple):
 
     name: str
     tables: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[PaneColumn, ...]
     read: Callable[[RowSource], list[Entry]]
     none: str
 
 
-class Group(NamedTuple):
+class PaneGroup(NamedTuple):
     """Panes that are read from one source of rows: its tables, and its window, if not that of the command line."""
 
     tables: tuple[str, ...]
@@ -210,7 +210,7 @@ def queues(source: RowSource) -> list[Entry]:
     return sorted(out, key=lambda one: (one.order["status"], one.order["lag"]))
 
 
-class Clocks:
+class ClocksPane:
     """The kernel's clock, the time daemons, and the last changes, the newest first."""
 
     def __init__(self) -> None:
@@ -332,12 +332,12 @@ def _all(row: Row) -> list[tuple[str, str]]:
     return [(name, cell(name, value)) for name, value in row.items() if value not in (None, "", [])]
 
 
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[PaneGroup, ...]:
     """The panes in their order on the screen, by what they are read from."""
     from agent.cli import clock
 
     return (
-        Group(
+        PaneGroup(
             tuple(dict.fromkeys(("finding", "verdict", "loss", "probe_status", *clock.TABLES_OF))),
             None,
             (
@@ -345,12 +345,12 @@ def groups() -> tuple[Group, ...]:
                     "findings",
                     ("finding",),
                     (
-                        Column("findings", 0),
-                        Column("began", 4),
-                        Column("lasted", 5, right=True),
-                        Column("cause", 2),
-                        Column("what", 3, least=20),
-                        Column("sentence", 6, least=40),
+                        PaneColumn("findings", 0),
+                        PaneColumn("began", 4),
+                        PaneColumn("lasted", 5, right=True),
+                        PaneColumn("cause", 2),
+                        PaneColumn("what", 3, least=20),
+                        PaneColumn("sentence", 6, least=40),
                     ),
                     findings,
                     "no findings",
@@ -358,13 +358,13 @@ def groups() -> tuple[Group, ...]:
                 Pane(
                     "clocks",
                     ("clock_change", "clock_daemon"),
-                    (Column("clocks", 0), Column("reading", 1, least=20)),
-                    Clocks(),
+                    (PaneColumn("clocks", 0), PaneColumn("reading", 1, least=20)),
+                    ClocksPane(),
                     "no change of a clock",
                 ),
             ),
         ),
-        Group(
+        PaneGroup(
             ("queue_lag", "socket_queue"),
             "5m",
             (
@@ -372,25 +372,25 @@ def groups() -> tuple[Group, ...]:
                     "queues",
                     ("queue_lag", "socket_queue"),
                     (
-                        Column("queues", 0, least=20),
-                        Column("system", 6),
-                        Column("cluster", 13, least=16),
-                        Column("lag", 1, right=True),
-                        Column("behind", 3, right=True),
-                        Column("trend", 5),
-                        Column("drains", 4, right=True),
-                        Column("pending", 10, right=True),
-                        Column("in/s", 11, right=True),
-                        Column("out/s", 12, right=True),
-                        Column("status", 2),
-                        Column("why", 8, least=16),
+                        PaneColumn("queues", 0, least=20),
+                        PaneColumn("system", 6),
+                        PaneColumn("cluster", 13, least=16),
+                        PaneColumn("lag", 1, right=True),
+                        PaneColumn("behind", 3, right=True),
+                        PaneColumn("trend", 5),
+                        PaneColumn("drains", 4, right=True),
+                        PaneColumn("pending", 10, right=True),
+                        PaneColumn("in/s", 11, right=True),
+                        PaneColumn("out/s", 12, right=True),
+                        PaneColumn("status", 2),
+                        PaneColumn("why", 8, least=16),
                     ),
                     queues,
                     "no queue of a broker is polled (docs/queues.md)",
                 ),
             ),
         ),
-        Group(
+        PaneGroup(
             ("limiter", "limiter_decision", "limiter_rate", "syscall_latency"),
             "1m",
             (
@@ -398,16 +398,16 @@ def groups() -> tuple[Group, ...]:
                     "limiters",
                     ("limiter_decision", "limiter_rate"),
                     (
-                        Column("limiters", 0, least=20),
-                        Column("process", 3, least=18),
-                        Column("per_s", 2, right=True),
-                        Column("refused", 1, right=True),
-                        Column("used", 4, right=True),
-                        Column("limit/s", 5, right=True),
-                        Column("delayed", 6, right=True),
-                        Column("clock", 9),
-                        Column("library", 8, least=12),
-                        Column("state", 7),
+                        PaneColumn("limiters", 0, least=20),
+                        PaneColumn("process", 3, least=18),
+                        PaneColumn("per_s", 2, right=True),
+                        PaneColumn("refused", 1, right=True),
+                        PaneColumn("used", 4, right=True),
+                        PaneColumn("limit/s", 5, right=True),
+                        PaneColumn("delayed", 6, right=True),
+                        PaneColumn("clock", 9),
+                        PaneColumn("library", 8, least=12),
+                        PaneColumn("state", 7),
                     ),
                     limiters,
                     "no limiter decided anything in the last minute",
@@ -416,13 +416,13 @@ def groups() -> tuple[Group, ...]:
                     "processes",
                     ("syscall_latency",),
                     (
-                        Column("processes", 0, least=20),
-                        Column("blocked", 1, right=True),
-                        Column("no cpu", 4, right=True),
-                        Column("calls", 5, right=True),
-                        Column("longest", 2, right=True),
-                        Column("call", 3),
-                        Column("mostly in", 6),
+                        PaneColumn("processes", 0, least=20),
+                        PaneColumn("blocked", 1, right=True),
+                        PaneColumn("no cpu", 4, right=True),
+                        PaneColumn("calls", 5, right=True),
+                        PaneColumn("longest", 2, right=True),
+                        PaneColumn("call", 3),
+                        PaneColumn("mostly in", 6),
                     ),
                     processes,
                     "no process was blocked in the last minute",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.cli.terminal import Cell, columns
-from agent.cli.top_panes import ORDER, Column, Entry, Pane
+from agent.cli.top_panes import ORDER, PaneColumn, Entry, Pane
 
 #: From this width on two panes stand beside each other.
 _WIDE = 160
@@ -35,7 +35,7 @@ HELP = (
 
 
 @dataclass
-class Shown:
+class PaneState:
     """How one pane is shown. by: the column that it is sorted by; None: its own order."""
 
     selected: str = ""
@@ -54,7 +54,7 @@ class Page:
 
 
 @dataclass
-class Content:
+class TopContent:
     """What there is to show. entries: None for a pane that was not read yet. notes: what may be missing, the most
     important first.
     """
@@ -64,16 +64,16 @@ class Content:
     notes: list[tuple[str, str]] = field(default_factory=list)
 
 
-class View:
+class TopView:
     """What the user chose. panes: by name. clean: makes text safe for the terminal. now: the time of the day."""
 
     def __init__(self, panes: Mapping[str, Pane], clean: Callable[[str], str] = str) -> None:
         self.panes, self._clean = panes, clean
-        self.content, self.now = Content(), ""
+        self.content, self.now = TopContent(), ""
         self.focus, self.zoomed = ORDER[0], False
         self.filter, self.typing = "", False
         self.page: Page | None = None
-        self._shown = {name: Shown() for name in ORDER}
+        self._shown = {name: PaneState() for name in ORDER}
         self._rows = 10  # of the focus, when it was drawn last
 
     # ---- keys
@@ -163,7 +163,7 @@ class View:
         return entries[self._index(entries, self._shown[self.focus])] if entries else None
 
     @staticmethod
-    def _index(entries: Sequence[Entry], shown: Shown) -> int:
+    def _index(entries: Sequence[Entry], shown: PaneState) -> int:
         return next((i for i, one in enumerate(entries) if one.key == shown.selected), 0)
 
     # ---- lines
@@ -331,7 +331,9 @@ class View:
             return f"nothing contains {self._clean(self.filter)}"
         return self.panes[name].none
 
-    def _heading(self, name: str, sizes: dict[Column, int], width: int, part: int, whole: int, *, focus: bool) -> Line:
+    def _heading(
+        self, name: str, sizes: dict[PaneColumn, int], width: int, part: int, whole: int, *, focus: bool
+    ) -> Line:
         shown, style = self._shown[name], "focus" if focus else "heading"
         titles = [column.name.upper() if i == 0 else column.name for i, column in enumerate(sizes)]
         mark = "^" if shown.reverse else "v"
@@ -346,7 +348,7 @@ class View:
         return [*line, Cell(count, len(count), style)]
 
 
-def fitted(of: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int) -> dict[Column, int]:
+def fitted(of: Sequence[PaneColumn], texts: Mapping[str, Sequence[str]], width: int) -> dict[PaneColumn, int]:
     """The columns that fit, with their widths. Columns without any value are left out."""
     full = {c: max(len(c.name) + (c.rank > 0), *map(columns, texts[c.name]), 1) for c in of}
     kept = [c for c in of if c.rank == 0 or any(text not in ("-", "") for text in texts[c.name])]
@@ -364,7 +366,7 @@ def fitted(of: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int)
     return sizes
 
 
-def _row(texts: Sequence[str], sizes: dict[Column, int], width: int, style: str, *, chosen: bool = False) -> Line:
+def _row(texts: Sequence[str], sizes: dict[PaneColumn, int], width: int, style: str, *, chosen: bool = False) -> Line:
     look = f"chosen {style}".strip() if chosen else style
     out: Line = []
     for text, (column, size) in zip(texts, sizes.items(), strict=True):
