@@ -18,7 +18,7 @@ from agent.errors import AgentError
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
     from agent.cli.top_panes import Entry, PaneGroup
-    from agent.cli.top_view import TopContent, Page
+    from agent.cli.top_view import Page, TopContent
 
 #: The share of a core that reading may take, beside the start and what the user asks for.
 _SHARE = 0.015

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.cli.terminal import Cell, columns
-from agent.cli.top_panes import ORDER, PaneColumn, Entry, Pane
+from agent.cli.top_panes import ORDER, Entry, Pane, PaneColumn
 
 #: From this width on two panes stand beside each other.
 _WIDE = 160
