@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.errors import AgentError
+from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
@@ -163,6 +163,8 @@ class _Reader:
                 new = source.refresh()
             self._take(group, source, new)
         except AgentError as error:
+            if error.exit_code == USAGE:
+                raise
             if (gone := self._sources.pop(group, None)) is not None:
                 gone.__exit__()
             self.content.notes = [(str(error).replace("\n", " "), "alarm")]

@@ -141,7 +141,7 @@ class TopView:
         elif key in ("r", "R"):
             shown.reverse = not shown.reverse
         elif key in ("?", "h"):
-            self.page = Page("keys", lambda _: [f"{name:16}{text}" for name, text in HELP])
+            self.page = Page("keys", _help)
 
     # ---- entries
 
@@ -298,16 +298,19 @@ class TopView:
         return min(most, -(-longest // max(width - 8, 1)))
 
     def _pane(self, name: str, width: int, room: int, *, focus: bool) -> list[Line]:
-        """A heading, entries, and the whole text of the selected one where there is room for it."""
+        """A heading, entries, and the whole text of the selected one, or of all, where there is room for it."""
         entries, shown, pane = self.visible(name), self._shown[name], self.panes[name]
         if room <= 0:
             return []
         at = self._index(entries, shown)
-        text: list[str] = []
+        below: dict[int, list[str]] = {}
         if entries and (name == "findings" or self.zoomed) and room > 4:
             most = min(_BELOW_ZOOMED if self.zoomed else _BELOW, room - 4)
-            text = _wrapped(self._clean(entries[at].below), width - 4, most) if entries[at].below else []
-        rows = max(room - 1 - len(text), 1)
+            every = range(len(entries)) if name == "findings" and len(entries) < room else (at,)
+            below = {i: _wrapped(self._clean(entries[i].below), width - 4, most) for i in every}
+            if len(entries) + sum(map(len, below.values())) > room - 1:
+                below = {at: below[at]}
+        rows = max(room - 1 - sum(map(len, below.values())), 1)
         if focus:
             self._rows = rows
         shown.top = max(0, min(shown.top, at, len(entries) - rows), at - rows + 1)
@@ -320,8 +323,7 @@ class TopView:
         for i, one in enumerate(part):
             chosen = focus and shown.top + i == at
             out.append(_row([texts[column.name][i] for column in sizes], sizes, width, one.style, chosen=chosen))
-            if shown.top + i == at:
-                out += [[Cell(f"    {line}", width)] for line in text]
+            out += [[Cell(f"    {line}", width)] for line in below.get(shown.top + i, ())]
         return out[:room]
 
     def _nothing(self, name: str) -> str:
@@ -375,6 +377,14 @@ def _row(texts: Sequence[str], sizes: dict[PaneColumn, int], width: int, style: 
         out.append(Cell(text, size, look, column.right))
     used = sum(cell.width for cell in out)
     return [*out, Cell("", max(width - used, 0), look)]
+
+
+def _help(width: int) -> list[str]:
+    return [
+        f"{name if i == 0 else '':16}{line}"
+        for name, text in HELP
+        for i, line in enumerate(_wrapped(text, width - 16, 9))
+    ]
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
