@@ -136,7 +136,8 @@ def limiters(source: RowSource) -> list[Entry]:
                 f"{row['limiter_id']} {row['pid']} {row['proc_start_ns']}",
                 {
                     "limiters": row["limiter_id"] or "-",
-                    "process": " ".join(str(part) for part in (row["program"], row["pid"]) if part is not None),
+                    "process": row["program"] or "-",
+                    "pid": "-" if row["pid"] is None else str(row["pid"]),
                     "per_s": _number(row["per_s"]),
                     "refused": _share(row["refused_share"]),
                     "used": _share(used),
@@ -399,7 +400,8 @@ def groups() -> tuple[PaneGroup, ...]:
                     ("limiter_decision", "limiter_rate"),
                     (
                         PaneColumn("limiters", 0, least=20),
-                        PaneColumn("process", 3, least=18),
+                        PaneColumn("process", 4, least=12),
+                        PaneColumn("pid", 3, right=True),
                         PaneColumn("per_s", 2, right=True),
                         PaneColumn("refused", 1, right=True),
                         PaneColumn("used", 4, right=True),
@@ -416,7 +418,7 @@ def groups() -> tuple[PaneGroup, ...]:
                     "processes",
                     ("syscall_latency",),
                     (
-                        PaneColumn("processes", 0, least=20),
+                        PaneColumn("processes", 0, least=23),
                         PaneColumn("blocked", 1, right=True),
                         PaneColumn("no cpu", 4, right=True),
                         PaneColumn("calls", 5, right=True),

@@ -342,12 +342,8 @@ class TopView:
         titles = [f"{t}{mark}" if c.name == shown.by else t for t, c in zip(titles, sizes, strict=True)]
         count = f" {part} of {whole}" if part < whole else ""
         count += " (reversed)" if shown.by is None and shown.reverse else ""
-        line: Line = []
-        left = width - len(count)
-        for cell in _row(titles, sizes, width, style):
-            line.append(cell._replace(width=min(cell.width, left)))
-            left -= line[-1].width
-        return [*line, Cell(count, len(count), style)]
+        *line, rest = _row(titles, sizes, width, style)
+        return [*line, Cell(count if len(count) <= rest.width else "", rest.width, style, right=True)]
 
 
 def fitted(of: Sequence[PaneColumn], texts: Mapping[str, Sequence[str]], width: int) -> dict[PaneColumn, int]:

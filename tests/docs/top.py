@@ -5,6 +5,7 @@ A store is filled from recordings of the laboratory; the last of them is written
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -29,7 +30,7 @@ def main() -> None:
         writer = threading.Thread(
             target=fill,
             args=(store, *RECORDINGS),
-            kwargs={"ahead_s": (last_ns - first_ns) / 1e9 + 20, "standing": standing},
+            kwargs={"ahead_s": (last_ns - first_ns) / 1e9 + 10, "standing": standing},
         )
         writer.start()
         left = {size: Program(["top", "--store", f"{folder}/store"], *map(int, size.split("x"))) for size in PICTURES}
@@ -38,8 +39,7 @@ def main() -> None:
             assert time.monotonic() < end, next(iter(left.values())).text()
             for size, program in list(left.items()):
                 program.read(0.1)
-                if "OPEN" in program.text() and "reading the store" not in program.text():
-                    program.read(1)
+                if re.search("OPEN .*process_stopped", text := program.text()) and "reading the store" not in text:
                     PICTURES[size].write_text(svg(program.screen, "tickscope top"))
                     if size == "120x40":
                         program.press("\r")
