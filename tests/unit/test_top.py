@@ -8,7 +8,8 @@ import re
 import shutil
 import signal
 import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,31 @@ from tests.unit.test_control_characters import EVIL
 RECORDINGS = ("4038-4", "4038-5")
 PANES = ("FINDINGS", "LIMITERS", "QUEUES", "CLOCKS", "PROCESSES")
 S = 1_000_000_000
+_FRESH_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A store with findings, limiters, queues and blocked processes, whose agent has ended."""
-    path = tmp_path_factory.mktemp("top") / "store"
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Path]]:
+    """Gives a store that was filled some seconds ago: limiters and processes are shown for a minute."""
+    made: list[tuple[float, Path]] = []
     with Standing() as standing:
-        store = HotStore(path, boot_id(), "web1", seal_command=())
-        fill(store, *RECORDINGS, standing=standing)
-        store.close()
-        yield path
+
+        def fresh() -> Path:
+            if not made or time.monotonic() - made[-1][0] > _FRESH_S:
+                path = tmp_path_factory.mktemp("top") / "store"
+                store = HotStore(path, boot_id(), "web1", seal_command=())
+                fill(store, *RECORDINGS, standing=standing)
+                store.close()
+                made.append((time.monotonic(), path))
+            return made[-1][1]
+
+        yield fresh
+
+
+@pytest.fixture
+def filled(stores: Callable[[], Path]) -> Path:
+    """A store with findings, limiters, queues and blocked processes, whose agent has ended."""
+    return stores()
 
 
 def top(path: Path, columns: int = 120, lines: int = 40, *argv: str, **env: str) -> Program:
@@ -108,7 +123,7 @@ def test_sorted_by_a_column_and_back(filled: Path) -> None:
         assert by_name == sorted(by_name) and len(by_name) > 5
         program.press("r")
         assert names(program.until(lambda text: "LIMITERS^" in text)) == by_name[::-1]
-        program.press("s", "s")
+        program.press("s", "s", "s")
         text = program.until(lambda text: "per_sv" in text)
         rates = [
             float(line.split()[2 + line.split()[1:].index(next(w for w in line.split()[1:] if w.isdigit()))])
