@@ -19,7 +19,7 @@ setup(
     packages=find_packages(include=["agent*", "bpf*", "exporters*", "dashboards*"]),
     package_data={
         "bpf": ["*.c", "*.h", "include/**/*.h"],
-        "agent": ["arch/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*"],
+        "agent": ["arch/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*", "cli/web/*"],
         "dashboards": ["*.json", "*.yaml"],
     },
     install_requires=[
@@ -63,6 +63,8 @@ setup(
             "throttled-py>=3.5,<4",
             "slowapi>=0.1.9,<0.2",
             "starlette>=0.40,<2",
+            "playwright>=1.49,<2",
+            "axe-playwright-python>=0.1.4,<0.2",
         ]
     },
     scripts=["agent/cli/tickscope"],  # not what pip would write, which imports more before it can be interrupted

@@ -37,6 +37,7 @@ from agent.log import FORMATS
 from agent.queues.settings import QueueSettings
 from agent.receiver.settings import ReceiverSettings
 from agent.store.settings import StoreSettings
+from exporters.notify_settings import NotifySettings
 from exporters.otlp_settings import OTLP, OtlpSettings
 from exporters.page_settings import PageSettings
 
@@ -76,6 +77,9 @@ class Config:
         OTLP,
         "these variables override the section: OTEL_EXPORTER_OTLP_*, OTEL_{TRACES,METRICS,LOGS}_EXPORTER=none,"
         " OTEL_METRIC_EXPORT_INTERVAL (in ms)",
+    )
+    notify: NotifySettings = setting(
+        NotifySettings(), part(NotifySettings), "where findings are sent; all are off by default"
     )
     duration_s: float = 0.0
     live: bool = False

@@ -17,12 +17,12 @@ from agent.clock import timens
 from agent.clock.daemons.daemon_source import synchronised_now
 from agent.clock.daemons.present import running
 from agent.clock.daemons.settings import NtpSettings
+from agent.common.credentials import load_credentials
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.kernel.loader_process import SYSTEM_PYTHON
 from agent.posix import privilege, proc
 from agent.queues.catalogue import broker
-from agent.queues.credentials import load_credentials
 from agent.queues.queue import Queue
 
 

@@ -160,11 +160,11 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     intake_sockets = bind_intake(sockets, config.limiters.key_salt)
 
     from agent.common.clocks import boot_ns
+    from agent.common.credentials import load_credentials
     from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
     from agent.kernel.loaded_families import Loading
     from agent.posix.signals import Signals
-    from agent.queues.credentials import load_credentials
     from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 
@@ -259,6 +259,7 @@ def _assemble(
     from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
+    from agent.service.containers import of_process
     from agent.service.finding_log import FindingLog
     from agent.service.hours_store import HoursStore
     from agent.service.loop import Loop
@@ -268,6 +269,7 @@ def _assemble(
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
     from agent.store.writer import Writer
+    from exporters.notify import start as start_notifiers
     from exporters.start import start as start_exports
 
     boot, history = host.boot_id(), History()
@@ -341,13 +343,14 @@ def _assemble(
         from exporters.observed import StatusMetrics
 
         loop.each_second.append(StatusMetrics(exports.metrics, version.VERSION, status.parts, exports.page))
-    loop.sinks.append(FindingLog(status.wall))
+    loop.sinks.append(FindingLog(status.wall, config.notify.in_journal if log.journal(os.environ) else ()))
     live = None
     if config.live:
         from agent.service.live import Live
 
         live = Live(loop, status)
         loop.each_second.append(live.show)
+    loop.sinks += start_notifiers(config.notify, config.otlp.resource, boot, history.wall, of_process)
     return loop, status, live, appliers(loop, intake, queues, brokers, profiling, receiver)
 
 

@@ -56,6 +56,9 @@ _OBSERVED = {
     "process.memory": ("tickscope.role",),
     "store.state": ("tickscope.state",),
     "otlp.sent": ("tickscope.signal",),
+    "notify.sent": ("tickscope.receiver",),
+    "notify.retries": ("tickscope.receiver",),
+    "notify.dropped": ("tickscope.receiver",),
     "page.requests": ("http.response.status_code",),
     "page.dropped": ("tickscope.reason",),
 }
@@ -789,6 +792,14 @@ METRICS: tuple[Metric, ...] = (
                 "counter",
                 "Rows not exported as spans: unsampled decisions, and rows beyond otlp.max_spans_per_s.",
             ),
+            (
+                "notify.sent",
+                "{item}",
+                "counter",
+                "Events of findings that the journal, Alertmanager or Slack accepted; repeated alerts, too.",
+            ),
+            ("notify.retries", "{request}", "counter", "Requests with findings that failed and were sent again."),
+            ("notify.dropped", "{item}", "counter", "Events of findings that a receiver will never get."),
             ("page.requests", "{request}", "counter", "Requests that the metrics page answered, by status."),
             (
                 "page.dropped",

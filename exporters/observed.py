@@ -79,6 +79,9 @@ class StatusMetrics:
                 if f"sent_{s}" in otlp
             }
             out["otlp.unsampled"] = {(): otlp["unsampled"]}
+        notified = {name: one for name, one in seen["export"].items() if "retries" in one}
+        for count in ("sent", "retries", "dropped") if notified else ():
+            out[f"notify.{count}"] = {(("tickscope.receiver", name),): one[count] for name, one in notified.items()}
         if self._page is not None:
             out["page.requests"] = {
                 (("http.response.status_code", code),): n for code, n in sorted(self._page.requests.copy().items())

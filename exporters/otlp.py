@@ -3,18 +3,17 @@
 While the collector is unavailable, rows wait in a bounded queue, one request at a time is retried with growing pauses,
 and only the oldest spans are lost. Metrics are only collected after the last ones were sent, so they lose nothing.
 
-Findings that have just opened are log records. A collector that does not accept logs is tried once; the findings' spans
-follow in any case.
+Findings that have just opened or closed are log records. A collector that does not accept logs is tried once; the
+findings' spans follow in any case.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +22,9 @@ from agent.common.lean import hollow
 from agent.contracts import Owning, Stating
 from agent.log import ERROR, log_message
 from exporters.aggregate import MetricStore
+from exporters.lane import DOWN_AFTER, TOO_LARGE, Lane
 from exporters.otlp_settings import OtlpSettings
-from exporters.send import HttpSender, Outcome, Sender, failed
+from exporters.send import HttpSender, Sender
 from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
 
 if TYPE_CHECKING:
@@ -32,125 +32,6 @@ if TYPE_CHECKING:
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 _TICK_S = 0.2
-#: Bound of the pause that a collector requests.
-MAX_RETRY_AFTER_S = 3600.0
-_BACKOFF_S = (1.0, 30.0)
-_DOWN_AFTER = 3
-#: Statuses by which a collector refuses a signal.
-_TOO_LARGE = "one item alone is larger than the collector takes"
-_NOT_TAKEN = ("HTTP 404", "HTTP 405", "HTTP 415", "HTTP 501", "UNIMPLEMENTED")
-
-
-class _Request(NamedTuple):
-    """parts: serialised spans, metrics or log records. items: number of spans, points or log records."""
-
-    data: bytes
-    items: int
-    parts: list[bytes]
-
-
-class _Lane:
-    """One signal: its sender, the requests under way, and its counters. Belongs to the worker; all threads read the
-    numbers.
-
-    max_bytes: of a request; halved when one is refused as too large, None before that.
-    """
-
-    def __init__(self, signal: str, sender: Sender, envelope: Callable[[list[bytes]], bytes]) -> None:
-        self.signal, self.sender, self._envelope = signal, sender, envelope
-        self.requests: list[_Request] = []
-        self.max_bytes: int | None = None
-        self.sent = self.rejected = self.too_large = self.failures = self.refusals = 0
-        self.last_error = self.unwanted = ""
-        self.not_before = self.begun = self.error_s = 0.0
-
-    @property
-    def request(self) -> _Request | None:
-        """The request under way."""
-        requests = self.requests[:1]
-        return requests[0] if requests else None
-
-    @property
-    def under_way(self) -> int:
-        """Items that are not delivered yet."""
-        return sum(request.items for request in list(self.requests))
-
-    def begin(self, parts: list[bytes], items: int) -> None:
-        self.requests = self._fitting(parts, items) if parts else []
-
-    def stuck_s(self) -> float:
-        """How long the request under way has taken."""
-        begun = self.begun
-        return time.monotonic() - begun if begun else 0.0
-
-    def step(self, now: float) -> bool:
-        """Tries the requests under way, if it is time; True when all are done."""
-        if not self.requests or now < self.not_before:
-            return False
-        while self.requests:
-            request = self.requests[0]
-            self.begun = time.monotonic()
-            try:
-                outcome = self.sender.send(request.data)
-            except Exception as error:  # noqa: BLE001 - after any error, the next request may succeed
-                outcome = failed(error)
-            self.begun = 0.0
-            if outcome.status == "retry":
-                self.failures += 1
-                self._failed(outcome.message)
-                pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)
-                self.not_before = time.monotonic() + max(pause, min(outcome.retry_after_s, MAX_RETRY_AFTER_S))
-                return False
-            if outcome.status == "too_large" and len(self._halves(request.parts)) > 1:
-                self.max_bytes = len(request.data) // 2
-                self.requests[:1] = self._fitting(request.parts, request.items)
-            else:
-                self._settle(outcome, request)
-                del self.requests[:1]
-        return True
-
-    def _fitting(self, parts: list[bytes], items: int) -> list[_Request]:
-        """Splits parts into requests of at most ``max_bytes``; a larger part gets its own."""
-        data = self._envelope(parts)
-        if self.max_bytes is None or len(data) <= self.max_bytes or len(halves := self._halves(parts)) == 1:
-            return [_Request(data, items, parts)]
-        return [request for half in halves for request in self._fitting(half, self._count(half))]
-
-    def _halves(self, parts: list[bytes]) -> list[list[bytes]]:
-        if len(parts) > 1:
-            return [parts[: len(parts) // 2], parts[len(parts) // 2 :]]
-        if self.signal == "metrics":
-            from exporters.points import halves
-
-            return [[half] for half in halves(parts[0])]
-        return [parts]
-
-    def _count(self, parts: list[bytes]) -> int:
-        if self.signal != "metrics":
-            return len(parts)
-        from exporters.points import point_count
-
-        return point_count(parts)
-
-    def _settle(self, outcome: Outcome, request: _Request) -> None:
-        if self.signal == "logs" and outcome.status == "refused" and outcome.message.startswith(_NOT_TAKEN):
-            self.unwanted = outcome.message
-            return
-        items, refused = request.items, outcome.status in ("refused", "too_large")
-        lost = items if refused else max(0, min(outcome.rejected, items))
-        self.failures, self.not_before = 0, 0.0
-        self.refusals = self.refusals + 1 if refused else 0
-        self.sent += items - lost
-        if outcome.status == "too_large":
-            self.too_large += lost
-            self._failed(f"{_TOO_LARGE} ({len(request.data)} bytes): {outcome.message}")
-            return
-        self.rejected += lost
-        if outcome.message or lost:
-            self._failed(outcome.message or f"{lost} rejected without a reason")
-
-    def _failed(self, message: str) -> None:
-        self.last_error, self.error_s = message, time.monotonic()
 
 
 class OtlpExporter(Stating, Owning):
@@ -168,7 +49,7 @@ class OtlpExporter(Stating, Owning):
     ) -> None:
         self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
         self._backlog = Waiting(config)
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._link: GrpcLink | None = None
         self._failure = ""
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -228,7 +109,7 @@ class OtlpExporter(Stating, Owning):
         )
         state = (
             "down"
-            if self._failure or stuck or max(failures, refusals) >= _DOWN_AFTER
+            if self._failure or stuck or max(failures, refusals) >= DOWN_AFTER
             else "retrying"
             if failures
             else "ok"
@@ -293,7 +174,7 @@ class OtlpExporter(Stating, Owning):
         config, envelope = self._config, Envelope(self._resource)
         spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        self._lanes = {s: _Lane(s, sender, envelope.request) for s, sender in self._senders().items()}
+        self._lanes = {s: Lane(s, sender, envelope.request) for s, sender in self._senders().items()}
         traces, metrics, logs = (self._lanes.get(signal) for signal in ("traces", "metrics", "logs"))
         due = time.monotonic() + config.interval_s
         while True:
@@ -307,13 +188,14 @@ class OtlpExporter(Stating, Owning):
                         traces.begin(encoded, len(encoded))
                 if traces is None or not traces.step(now):
                     break
-            if (
-                logs
-                and logs.request is None
-                and (encoded := records(self._backlog.opened(), spans, self._to_wall))
-                and not logs.unwanted
-            ):
-                logs.begin(encoded, len(encoded))
+            if logs and logs.request is None:
+                encoded = [
+                    record
+                    for event, rows in zip(("opened", "closed"), self._backlog.changed(), strict=True)
+                    for record in records(event, rows, spans, self._to_wall, sampled=traces is not None)
+                ]
+                if not logs.unwanted:
+                    logs.begin(encoded, len(encoded))
             if logs:
                 logs.step(now)
             if metrics:
@@ -357,7 +239,7 @@ def _compiled_protobuf() -> AbstractContextManager[None]:
 
 
 def _remedy(error: str, config: OtlpSettings) -> str:
-    if error.startswith(_TOO_LARGE):
+    if error.startswith(TOO_LARGE):
         return (
             "raise the limit: max_recv_msg_size_mib of the Collector's gRPC receiver"
             if config.protocol == "grpc"

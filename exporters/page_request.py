@@ -1,4 +1,4 @@
-"""Parses a request for the metrics page: its request line, host and format. Pure: bytes in, the head of an
+"""Parses requests for pages: request line, host, and of the metrics page the format. Pure: bytes in, the head of an
 answer out.
 """
 
@@ -23,10 +23,20 @@ class Wanted:
     gzip: bool = False
 
 
-def parse(request: bytes, hosts: Collection[str]) -> Wanted:
-    """The answer to a complete request head, or to the beginning of one that is too large.
+@dataclass(frozen=True)
+class RequestHead:
+    """A request that may be answered. query: as in the URL. headers: by lower-case name, in order."""
 
-    hosts: configured names, in lower case.
+    method: str
+    path: str
+    query: str
+    headers: dict[str, list[str]]
+
+
+def read(request: bytes, hosts: Collection[str], remedy: str) -> RequestHead | Wanted:
+    """The complete request head, or why it is refused. A request that is too large has only its beginning.
+
+    hosts: permitted names, in lower case. remedy: for one that came under another name.
     """
     head, end, _ = request.partition(b"\r\n\r\n")
     if not end:
@@ -46,13 +56,21 @@ def parse(request: bytes, hosts: Collection[str]) -> Wanted:
     if host and not known_host(host[0], hosts):
         return Wanted(
             "421 Misdirected Request",
-            "this page is not served under that name, so that no web site can read it through your browser; "
-            "ask by address or as localhost, or name it in the settings: metrics: {hosts: [NAME]}",
+            "this page is not served under that name, so that no web site can read it through your browser; " + remedy,
         )
-    if target.partition("?")[0] != "/metrics":
+    path, _, query = target.partition("?")
+    return RequestHead(method, path, query, headers)
+
+
+def parse(request: bytes, hosts: Collection[str]) -> Wanted:
+    """How to answer a request for the metrics page; see ``read``."""
+    head = read(request, hosts, "ask by address or as localhost, or name it in the settings: metrics: {hosts: [NAME]}")
+    if isinstance(head, Wanted):
+        return head
+    if head.path != "/metrics":
         return Wanted("404 Not Found", "see /metrics")
-    accept, coding = ",".join(headers.get("accept", [])), ",".join(headers.get("accept-encoding", []))
-    return Wanted("200 OK", "", method == "HEAD", _wants_openmetrics(accept), (_weight(coding, "gzip") or 0) > 0)
+    accept, coding = (",".join(head.headers.get(name, [])) for name in ("accept", "accept-encoding"))
+    return Wanted("200 OK", "", head.method == "HEAD", _wants_openmetrics(accept), (_weight(coding, "gzip") or 0) > 0)
 
 
 def known_host(given: str, hosts: Collection[str]) -> bool:

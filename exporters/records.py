@@ -1,5 +1,5 @@
-"""Findings that have just opened, as OTLP log records. A finding's span is sent when it closes, with the ids of the
-record.
+"""Findings that have just opened or closed, as OTLP log records: events in OpenTelemetry's sense (``event_name``). A
+finding's span is sent when it closes, with the ids of both records.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from exporters.values import Value
 ToWall = Callable[[np.ndarray], np.ndarray]
 
 
-def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes]:
-    """One serialised record per row of ``finding``."""
+#: W3C trace flag: the span with these ids is exported.
+_SAMPLED = 1
+
+
+def records(event: str, rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall, *, sampled: bool) -> list[bytes]:
+    """One serialised record per row of ``finding``. event: ``opened`` or ``closed``. sampled: whether spans are
+    exported.
+    """
     if not len(rows):
         return []
     cells, walls = spans.cells("finding", rows), to_wall(rows["t_ns"]).tolist()
     out = []
     for i, wall in enumerate(walls):
         values: dict[str, Value | None] = {name: column[i] for name, column in cells.items()}
-        alarm = values.get("severity") != "notice"
+        warns = event == "opened" and values.get("severity") != "notice"
         trace, span, _ = spans.finding_ids(bytes(rows["finding_id"][i]))
         attributes = [
             (spans.attribute_name(name), value)
@@ -35,13 +41,14 @@ def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes
             LogRecord(
                 time_unix_nano=wall,
                 observed_time_unix_nano=wall,
-                severity_number=SEVERITY_NUMBER_WARN if alarm else SEVERITY_NUMBER_INFO,
-                severity_text="WARN" if alarm else "INFO",
+                severity_number=SEVERITY_NUMBER_WARN if warns else SEVERITY_NUMBER_INFO,
+                severity_text="WARN" if warns else "INFO",
                 body=any_value(str(values.get("sentence") or "")),
                 attributes=key_values(attributes),
-                event_name="tickscope.finding.opened",
+                event_name=f"tickscope.finding.{event}",
                 trace_id=trace,
                 span_id=span,
+                flags=_SAMPLED if sampled else 0,
             ).SerializeToString()
         )
     return out

@@ -78,9 +78,10 @@ class Waiting:
         self._held: dict[str, deque[_Piece]] = {t: deque() for t in (*SPAN_TABLES, _PLAIN)}
         self._plain_bytes = 0
         self._jumps: deque[int] = deque(maxlen=_JUMPS)
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._known: OrderedDict[bytes, bool] = OrderedDict()  # finding id -> whether it is open
         self._beside: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
         self._opened: list[np.ndarray] = []
+        self._closed: list[np.ndarray] = []
         self._tokens: dict[str, tuple[float, float]] = {}
         self._queue_full = self._shutdown = 0
         self.bytes = 0
@@ -155,11 +156,12 @@ class Waiting:
             spans += encoder.roots(table, rows) if len(rows) else []
         return spans + encoder.findings(findings, details)
 
-    def opened(self) -> np.ndarray:
-        """Rows of findings that have opened since the last call, each once."""
+    def changed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of findings that have opened since the last call, and of those that have closed, each once."""
         with self._lock:
-            rows, self._opened = self._opened, []
-        return np.concatenate(rows) if rows else np.empty(0, TABLES["finding"].dtype)
+            both, self._opened, self._closed = (self._opened, self._closed), [], []
+        opened, closed = (np.concatenate(rows) if rows else np.empty(0, TABLES["finding"].dtype) for rows in both)
+        return opened, closed
 
     def _put_beside(self, batch: Batch) -> None:
         """Keeps all rows of one finding."""
@@ -171,20 +173,26 @@ class Waiting:
                 self._beside.popitem(last=False)
 
     def _sorted_out(self, findings: np.ndarray) -> np.ndarray:
-        """The closed findings; the first row of each other one goes to ``opened``."""
+        """The closed findings. If logs are exported, the rows that opened or closed one go to ``changed``."""
         closed: np.ndarray = findings["state"] == TABLES["finding"].code("state", "closed")
-        for i in range(len(findings)):
+        for i, is_closed in enumerate(closed.tolist() if self._config.logs else ()):
             finding_id = bytes(findings["finding_id"][i])
-            if not closed[i] and finding_id not in self._known and len(self._opened) < MAX_ROWS:
-                self._opened.append(findings[i : i + 1])
-            if closed[i]:
-                self._known.pop(finding_id, None)
-            else:
-                self._known[finding_id] = None
+            before = self._known.pop(finding_id, None)
+            self._known[finding_id] = not is_closed
+            if before is None or (not before and not is_closed):
+                self._log(self._opened, findings[i : i + 1])
+            if is_closed and before is not False:
+                self._log(self._closed, findings[i : i + 1])
         while len(self._known) > MAX_ROWS:
             self._known.popitem(last=False)
         done: np.ndarray = findings[closed]
         return done
+
+    def _log(self, rows: list[np.ndarray], row: np.ndarray) -> None:
+        if len(rows) < MAX_ROWS:
+            rows.append(row)
+        else:
+            self._queue_full += 1
 
     def _put_plain(self, rows: np.ndarray, now: float) -> None:
         """Holds decisions that only a later row could make worth a span. The oldest are dropped first; this

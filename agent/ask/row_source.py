@@ -55,6 +55,9 @@ class RowSource(Protocol):
     def written_since_ns(self) -> int | None:
         """CLOCK_BOOTTIME at which the process that adds rows was started, None where nobody adds any."""
 
+    def last_ns(self, boot_id: str) -> int | None:
+        """CLOCK_BOOTTIME of the newest row of a boot, None if it has none. Reads no rows."""
+
     @property
     def written_by(self) -> str:
         """Whose end is the end of its rows, in words."""

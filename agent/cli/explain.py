@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from agent.common.printable import printable
 from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
+    from agent.ask.question import Where
     from agent.ask.row_source import RowSource
 
 _WIDTH = 100
@@ -33,20 +35,13 @@ def command(finding: str, fmt: str, store: str) -> None:
     tickscope explain last
     tickscope explain 3f9c -o json
     """
-    from agent.ask.question import Where
     from agent.cli.findings import latest, none
     from agent.cli.gaps import report_gaps, unevaluated
     from agent.cli.output import emit, note
     from agent.store.sources import opened
 
-    if finding != "last" and not re.fullmatch(r"[0-9a-fA-F]{1,32}", finding):
-        raise AgentError(
-            f"no finding has the id {finding!r}",
-            remedy="name an id that `tickscope findings` shows, or: last",
-            exit_code=USAGE,
-        )
     with opened(store, tables_of()) as source:
-        rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
+        rows = latest(source, *with_id(finding))
         gaps = source.gaps()
         if rows:
             explained = Explained(source, rows[-1], utc=fmt != "table")
@@ -61,13 +56,7 @@ def command(finding: str, fmt: str, store: str) -> None:
             else f"no finding's id starts with {finding}; see: tickscope findings"
         )
         click.get_current_context().exit(NO_ROWS)
-    if finding != "last" and len({row["finding_id"] for row in rows}) > 1:
-        raise AgentError(
-            f"{len(rows)} findings have an id that starts with {finding}",
-            why=", ".join(row["finding_id"] for row in rows[:5]),
-            remedy="give more characters of the id",
-            exit_code=USAGE,
-        )
+    check_one(rows, finding)
     emit(
         {"finding": explained.row, "investigations": explained.profiles, "gaps": gaps},
         fmt,
@@ -107,6 +96,32 @@ class Explained:
         return [*about, *profiles.lines_of(self.profiles, self.row["start_ns"], _wrapped)]
 
 
+def with_id(finding: str) -> list[Where]:
+    """The condition for a finding whose id starts so; none for ``last``. Raises AgentError (exit 2) if it is no id."""
+    from agent.ask.question import Where
+
+    if finding == "last":
+        return []
+    if not re.fullmatch(r"[0-9a-fA-F]{1,32}", finding):
+        raise AgentError(
+            f"no finding has the id {finding!r}",
+            remedy="name an id that `tickscope findings` shows, or: last",
+            exit_code=USAGE,
+        )
+    return [Where("finding_id", "starts", finding.lower())]
+
+
+def check_one(rows: Sequence[dict[str, Any]], finding: str) -> None:
+    """Raises AgentError (exit 2) if several findings have an id that starts so."""
+    if finding != "last" and len({row["finding_id"] for row in rows}) > 1:
+        raise AgentError(
+            f"{len(rows)} findings have an id that starts with {finding}",
+            why=", ".join(row["finding_id"] for row in rows[:5]),
+            remedy="give more characters of the id",
+            exit_code=USAGE,
+        )
+
+
 def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:
     """Whether records were lost while the finding lasted."""
     from agent.ask.row_source import gap_bounds
@@ -142,13 +157,14 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
         *_wrapped(f"began    {wall}boot+{start / 1e9:.3f}; {going}", "  ", 11),
         *_wrapped(f"symptom  {row['symptom']} of {row['subject']}", "  ", 11),
         *_wrapped(
-            f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence'] or 0.0:.2f}{_meaning(row['cause'])}",
+            f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence'] or 0.0:.2f}"
+            f"{meaning_of(row['cause'])}",
             "  ",
             11,
         ),
-        *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
-        *(_wrapped(f"next     {filled(todo, row, began_ns)}", "  ", 11) if (todo := _todo(row)) else []),
-        *([f"  about    tickscope causes {page}"] if (page := _page(row)) else []),
+        *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := culprit_of(row)) else []),
+        *(_wrapped(f"next     {filled(todo, row, began_ns)}", "  ", 11) if (todo := next_step(row)) else []),
+        *([f"  about    tickscope causes {page}"] if (page := page_name(row)) else []),
     ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
@@ -160,14 +176,14 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
         lines += ["", "Timeline"]
         for e in timed:
             lasted = e["end_ns"] - e["t_ns"]
-            entry = _entry(e) if instant(lasted) else f"{_entry(e)}, for {_amount(lasted, 'ns')}"
+            entry = entry_text(e) if instant(lasted) else f"{entry_text(e)}, for {amount_text(lasted, 'ns')}"
             lines += _wrapped(f"{_relative(e['t_ns'] - start):>10}  {entry}", "  ", 14)
     for role, title in (("for", "Evidence"), ("against", "Evidence against other causes")):
         its = (e for e in row["evidence"] if e["role"] == role)
         if some := sorted(its, key=lambda e: e["cause"] != row["cause"]):
             lines += ["", title]
             for e in some:
-                lines += _wrapped(f"{e['cause']}: {_entry(e)}", "  ")
+                lines += _wrapped(f"{e['cause']}: {entry_text(e)}", "  ")
     for name, title in (("ruled_out", "Ruled out"), ("not_checked", "Not checked")):
         lines += ["", title] if row.get(name) else []
         for c in row.get(name, ()):
@@ -179,7 +195,7 @@ def _detail(row: dict[str, Any]) -> str:
     return f" ({row['cause_detail']})" if row.get("cause_detail") else ""
 
 
-def _culprit(row: dict[str, Any]) -> str:
+def culprit_of(row: dict[str, Any]) -> str:
     """The culprit; empty if unknown."""
     from agent.correlate.words import process
 
@@ -188,7 +204,7 @@ def _culprit(row: dict[str, Any]) -> str:
     return ", ".join(part for part in (culprit, what) if part)
 
 
-def _todo(row: dict[str, Any]) -> str:
+def next_step(row: dict[str, Any]) -> str:
     """What to do about the cause; what to check if the cause is unknown."""
     from agent.correlate.catalogue import causes, symptoms
 
@@ -233,7 +249,7 @@ def _around(row: dict[str, Any], began_ns: int) -> str:
     return f" --since {iso(began_ns + since * 10**9, 0)} --until {iso(began_ns + until * 10**9, 0)}"
 
 
-def _page(row: dict[str, Any]) -> str:
+def page_name(row: dict[str, Any]) -> str:
     """The name that `tickscope causes` describes; empty if this version does not know it."""
     from agent.correlate.catalogue import causes, symptoms
 
@@ -242,7 +258,7 @@ def _page(row: dict[str, Any]) -> str:
     return str(row["symptom"]) if row["symptom"] in symptoms() else ""
 
 
-def _meaning(cause: str) -> str:
+def meaning_of(cause: str) -> str:
     """The meaning of the cause; empty if this version does not know it."""
     from agent.correlate.catalogue import causes
 
@@ -265,20 +281,20 @@ def _relative(ns: int) -> str:
     return f"{'-' if ns < 0 else '+'}{duration(abs(ns))}"
 
 
-def _entry(entry: dict[str, Any]) -> str:
+def entry_text(entry: dict[str, Any]) -> str:
     """One piece of evidence on one line."""
-    value = f": {_amount(entry['value'], entry.get('unit', ''))}" if "value" in entry else ""
-    usual = f" (usually {_amount(entry['baseline'], entry.get('unit', ''))})" if "baseline" in entry else ""
+    value = f": {amount_text(entry['value'], entry.get('unit', ''))}" if "value" in entry else ""
+    usual = f" (usually {amount_text(entry['baseline'], entry.get('unit', ''))})" if "baseline" in entry else ""
     of = f", {entry['object']}" if "object" in entry else ""
     more = ", ".join(
-        f"{k.removesuffix('_ns')} {_amount(v, 'ns') if k.endswith('_ns') else v}"
+        f"{k.removesuffix('_ns')} {amount_text(v, 'ns') if k.endswith('_ns') else v}"
         for k, v in entry.get("details", {}).items()
         if "mono" not in k
     )
     return f"{entry['what'].replace('_', ' ')}{of}{value}{usual}" + (f"  [{more}]" if more else "")
 
 
-def _amount(value: Any, unit: str) -> str:
+def amount_text(value: Any, unit: str) -> str:
     from agent.cli.cells import duration
 
     if unit in ("ns", "us", "s") and isinstance(value, (int, float)):

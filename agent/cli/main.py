@@ -25,12 +25,14 @@ SECTIONS = {
     "Findings and causes": {
         "findings": "List findings: symptoms with their causes.",
         "explain": "Explain one finding, with its evidence.",
+        "report": "Write a finding or a time as one HTML file.",
         "symptoms": "List all symptoms, or describe one.",
         "causes": "List all causes, or describe one.",
     },
     "At a glance": {
         "top": "Show findings, limiters, queues, clocks and blocked processes, live.",
         "limiters": "Show rate limiters and their decisions.",
+        "ui": "Show findings and curves as a web page on this host.",
         "queues": "Show queues and their lag.",
         "clock": "Show the clocks: now, history, live, conversion.",
     },

@@ -66,8 +66,8 @@ def command(
     with a priority). On a terminal a line below says how many are open; `tickscope top` shows more. Ctrl-C stops the
     agent and prints totals and losses. SIGHUP reloads the settings, and reports those that need a restart.
     """
+    from agent.common.credentials import has_password
     from agent.queues.catalogue import broker
-    from agent.queues.credentials import has_password
 
     if log_format:
         use(log_format)  # also for an error in the settings

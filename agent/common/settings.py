@@ -297,18 +297,23 @@ def text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueT
     return value(lambda given: check(parse_text(given, what)), what)
 
 
-def private_text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:
-    """As ``text``, but a message does not have the value: there may be a password in it."""
+def private(what: str, check: Callable[[Any], Any]) -> ValueType:
+    """A value of which no message has anything: there may be a password in it. check: as in ``value``."""
 
     def read(given: Any, place: Place) -> Any:
         try:
-            return check(parse_text(given, what))
+            return check(given)
         except ValueError as error:
             raise place.error(f"{place.name} cannot be used", str(error)) from None
         except AgentError as error:
             raise place.error(error.what, error.why, error.remedy) from error
 
     return ValueType(read, what)
+
+
+def private_text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:
+    """As ``text``, but a message does not have the value."""
+    return private(what, lambda given: check(parse_text(given, what)))
 
 
 def parse_texts(given: Any, what: str, most: int = 256) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
+from agent.common.credentials import DIRECTORY, credentials_of
 from agent.common.printable import printable
 from agent.log import log_message
 from agent.posix.process_source import ProcessSource
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.queues.catalogue import broker
-from agent.queues.credentials import DIRECTORY, credentials_of
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, MalformedMessage, checked
 from agent.queues.timer_effect import TABLE as TIMERS

@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from agent.common.credentials import keep_credentials
 from agent.common.fairness import UpperBound
 from agent.posix.child_begin import begin_worker
 from agent.posix.stacks import limit_stacks
 from agent.queues.catalogue import broker
-from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, SENT, pack
 from agent.queues.queue import Row

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from agent.common.credentials import Password
 from agent.common.settings import beside, private_text, setting, text
 from agent.errors import USAGE, AgentError
-from agent.queues.credentials import Password
 
 
 class BadUrl(ValueError):

@@ -50,8 +50,8 @@ class Session(Answers):
         self,
         path: str | Path,
         tables: Iterable[str],
-        since: str | None = None,
-        until: str | None = None,
+        since: str | Bound | None = None,
+        until: str | Bound | None = None,
         *,
         whole: bool = False,
         bounded: bool = False,
@@ -59,9 +59,9 @@ class Session(Answers):
         super().__init__()
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
-        known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
+        relative = any(isinstance(t, str) and t.strip().startswith("boot+") for t in (since, until))
         self._bounds = (since, until)
-        self.window = self._present(known)
+        self.window = self._present(boots(self.path) if relative else [])
         self._reader = self._new_reader()
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
@@ -69,7 +69,7 @@ class Session(Answers):
 
     def _present(self, known: list[str]) -> Window:
         """The window as of now. known: the boots of the store."""
-        return Window(*(None if t is None else parse(t, known) for t in self._bounds))
+        return Window(*(parse(t, known) if isinstance(t, str) else t for t in self._bounds))
 
     def _new_reader(self) -> Reader:
         return Reader(self.path, frozenset([*self._tables, "clock_offset"]))
@@ -123,6 +123,9 @@ class Session(Answers):
     def written_since_ns(self) -> int | None:
         """CLOCK_BOOTTIME at which the writing process started (to 10 ms), None if there is none."""
         return None if self._taken.writer is None else segments.started_ns(self._taken.writer)
+
+    def last_ns(self, boot_id: str) -> int | None:
+        return self._taken.ends.get(boot_id)
 
     def _silence(self) -> list[str]:
         """A note that no agent has added rows since some time: an empty result then means little."""

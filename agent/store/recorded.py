@@ -35,8 +35,8 @@ class Recorded(Answers):
         self,
         path: str | Path,
         tables: Iterable[str],
-        since: str | None = None,
-        until: str | None = None,
+        since: str | Bound | None = None,
+        until: str | Bound | None = None,
         *,
         bounded: bool = False,
     ) -> None:
@@ -60,7 +60,7 @@ class Recorded(Answers):
             raise
         self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
         self._clock = np.concatenate(clock)
-        self.window = Window(*(None if t is None else self.bound(t) for t in (since, until)))
+        self.window = Window(*(self.bound(t) if isinstance(t, str) else t for t in (since, until)))
         self._db = duck.connected(self._wall)
         held = rows.tables()
         for table in self._tables:
@@ -76,6 +76,9 @@ class Recorded(Answers):
     def refresh(self) -> set[str]:
         """Nothing is added to a recording."""
         return set()
+
+    def last_ns(self, boot_id: str) -> int | None:
+        return self._end_ns if boot_id == self._boot else None
 
     def bound(self, text: str) -> Bound:
         return parse(text, self.boots, (self._boot, self._end_ns))

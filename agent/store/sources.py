@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent.ask.row_source import RowSource
+from agent.ask.window import Bound
 
 
 def opened(
     place: str | Path,
     tables: Iterable[str],
-    since: str | None = None,
-    until: str | None = None,
+    since: str | Bound | None = None,
+    until: str | Bound | None = None,
     *,
     whole: bool = False,
     bounded: bool = False,

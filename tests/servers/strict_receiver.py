@@ -247,6 +247,8 @@ def _check_record(record: LogRecord) -> None:
         record.time_unix_nano > _YEAR_2020_NS and record.observed_time_unix_nano > _YEAR_2020_NS,
         "a record without a time",
     )
+    _require(bool(record.event_name), "a record without a name is no event")
+    _require(record.flags in (0, 1) and (not record.flags or bool(record.span_id)), f"flags {record.flags}")
     _require(0 < record.severity_number < 25 and bool(record.severity_text), "a record without a severity")
     _require(
         bool(record.body.string_value) and "boot+" not in record.body.string_value, f"body {record.body.string_value!r}"

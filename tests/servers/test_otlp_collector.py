@@ -124,8 +124,9 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
             "finding", 1, t_ns=boot_ns(), finding_id=b"open", state=0, severity=1, sentence=b"it goes on", cause=b"tls"
         )
         sink.offer(finding)
-        until(lambda: bool(collector.records()))
-        ((record,),) = [collector.records()]
+        until(lambda: len(collector.records()) == 3)  # the workload has a finding that closed
+        *closed, record = collector.records()
+        assert [one["eventName"] for one in closed] == ["tickscope.finding.opened", "tickscope.finding.closed"]
         assert (record["body"], record["severityText"]) == ({"stringValue": "it goes on"}, "WARN")
         sink.close()
         assert (sink.state()["sent_spans"], sink.losses()) == (SPANS, dict.fromkeys(sink.losses(), 0))

@@ -12,7 +12,7 @@ import pytest
 from agent.batch import make
 from agent.common.clocks import boot_ns
 from exporters.aggregate import MetricStore
-from exporters.otlp import MAX_RETRY_AFTER_S
+from exporters.lane import MAX_RETRY_AFTER_S
 from exporters.otlp_settings import Endpoint
 from exporters.send import HttpSender
 from exporters.transport import MAX_BODY_BYTES

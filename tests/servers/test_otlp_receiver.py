@@ -431,7 +431,7 @@ def _finding(state: str, now: int) -> object:
     )
 
 
-def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(
+def test_a_finding_is_a_record_when_it_opens_and_a_record_and_a_span_when_it_closes(
     receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
 ) -> None:
     sink, now = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol), boot_ns()
@@ -441,9 +441,12 @@ def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(
     until(lambda: len(receiver.logs) == 1)
     assert receiver.spans == []
     sink.offer(_finding("closed", now))  # type: ignore[arg-type]
-    until(lambda: len(receiver.spans) == 1)
-    assert receiver.logs[0].span_id == receiver.spans[0].span_id
-    assert (len(receiver.logs), sink.state()["sent_logs"], receiver.violations) == (1, 1, [])
+    until(lambda: len(receiver.spans) == 1 and sink.state()["sent_logs"] == 2)
+    (span,) = receiver.spans
+    assert [(one.event_name, one.trace_id, one.span_id) for one in receiver.logs] == [
+        (f"tickscope.finding.{event}", span.trace_id, span.span_id) for event in ("opened", "closed")
+    ]
+    assert receiver.violations == []
 
 
 @pytest.mark.parametrize("answer", [Answer(status=404), Answer(status=501)])
@@ -524,7 +527,7 @@ def test_one_span_that_is_too_large_is_lost_and_the_remedy_is_the_limit(kind: st
         until(lambda: sink.losses()["too_large"] == 3)
         state = sink.state()
         assert (state["rejected"], state["dropped"], state["sent_spans"]) == (0, 3, 0)
-        assert str(state["last_error"]).startswith("one item alone is larger than the collector takes")
+        assert str(state["last_error"]).startswith("one item alone is larger than the receiver takes")
         assert state["errors"]["traces"]["remedy"] == state["remedy"]  # type: ignore[index]
         wanted = "max_recv_msg_size_mib" if kind == "grpc" else "max_request_body_size"
         assert wanted in str(state["remedy"])

@@ -132,7 +132,7 @@ AGENT = """
 import json, os, sys, time
 from agent.common.clocks import boot_ns
 from agent.posix import privilege
-from agent.queues.credentials import load_credentials
+from agent.common.credentials import load_credentials
 from agent.queues.poller_process import BrokerPoller
 kind, server = sys.argv[1], json.loads(sys.argv[2])
 user = privilege.service_user()

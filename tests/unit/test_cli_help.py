@@ -20,7 +20,7 @@ from agent.service.control import ask
 from tests.commands import tickscope_text as tickscope
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
-_WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
+_WITHOUT_FORMAT = {"run", "demo", "record", "report", "ui", "completion"}
 _WITHOUT_STORE = {"completion", "clock watch", "limiters try", "lab list", "lab run", "lab bench", "lab score"}
 
 

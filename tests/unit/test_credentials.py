@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from agent.common.credentials import has_password
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.limiters.redis_settings import broker_ports
 from agent.queues import catalogue
-from agent.queues.credentials import has_password
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = {

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.queues.brokers import kafka
 from agent.queues.brokers.kafka import BROKER, KafkaCluster, KafkaServer
 from agent.queues.commits import Commits
-from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.judged import Judged
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, of_connection

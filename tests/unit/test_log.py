@@ -140,7 +140,7 @@ def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) 
     for n in range(1000):
         log.offer(finding(b"%d" % n, "open"))
         log.offer(finding(b"%d" % n, "closed"))
-    assert len(log._open) <= 257
+    assert len(log._events._open) <= 257
     err = capfd.readouterr().err
     assert err.count(" opened (alarm): it began at ") == err.count(" closed after 2 s (alarm): it began at ") == 1000
     assert "\\x1b[2J" in err and "\x1b" not in err

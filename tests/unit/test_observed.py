@@ -18,7 +18,10 @@ def _status() -> dict[str, Any]:
         "processes": [{"pid": os.getpid(), "role": "agent"}, {"pid": _GONE, "role": "helper"}],
         "probes": [{"probe": "tls", "state": "degraded"}],
         "store": {"state": "ok", "bytes": 4096, "segments": 3, "waiting_rows": 5, "dropped_rows": 0},
-        "export": {"otlp": {"sent_spans": 11, "sent_logs": 1, "sent_points": 13, "unsampled": 17}},
+        "export": {
+            "otlp": {"sent_spans": 11, "sent_logs": 1, "sent_points": 13, "unsampled": 17},
+            "slack": {"sent": 19, "retries": 23, "dropped": 29},
+        },
     }
 
 
@@ -48,6 +51,9 @@ def test_what_the_page_reports_of_the_agent() -> None:
         "tickscope_store_waiting": "5",
         'tickscope_otlp_sent_total{tickscope_signal="points"}': "13",
         "tickscope_otlp_unsampled_total": "17",
+        'tickscope_notify_sent_total{tickscope_receiver="slack"}': "19",
+        'tickscope_notify_retries_total{tickscope_receiver="slack"}': "23",
+        'tickscope_notify_dropped_total{tickscope_receiver="slack"}': "29",
         'tickscope_page_requests_total{http_response_status_code="421"}': "2",
         'tickscope_page_dropped_total{tickscope_reason="share"}': "3",
     }

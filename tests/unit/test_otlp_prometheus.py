@@ -23,9 +23,10 @@ from exporters.aggregate import MetricStore
 from exporters.exposition import render
 from exporters.metrics import METRICS
 from exporters.page_request import known_host
+from exporters.page_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES
 from exporters.page_settings import MetricsSettings
 from exporters.peer import owner
-from exporters.prometheus import FRESH_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, PrometheusEndpoint
+from exporters.prometheus import FRESH_S, PrometheusEndpoint
 from tests.patience import until
 
 
@@ -316,7 +317,7 @@ def test_who_asks_without_a_pause_does_not_take_the_processor(
 
 
 def test_answers_that_nobody_reads_stay_bounded(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporters.prometheus.MAX_WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr("exporters.page_server.MAX_WAITING_BYTES", 1 << 20)
     monkeypatch.setattr(
         "exporters.prometheus.render", lambda *_, **__: "x" * (6 << 20)
     )  # more than socket buffers take

@@ -6,6 +6,7 @@ import errno
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -204,13 +205,37 @@ def test_a_notice_is_no_error() -> None:
 
 def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
     encoder = _encoder()
-    (raw,) = records(_finding("open", 80), encoder, lambda t: t + _WALL)
+    (raw,) = records("opened", _finding("open", 80), encoder, lambda t: t + _WALL, sampled=True)
     record, span = LogRecord.FromString(raw), Span.FromString(encoder.findings(_finding("closed", 100))[0])
     assert (record.trace_id, record.span_id) == (span.trace_id, span.span_id)
     assert (record.body.string_value, record.severity_text, record.time_unix_nano - _WALL) == (_SENTENCE, "WARN", 80)
     assert {a.key: a.value.string_value for a in record.attributes}["tickscope.cause"] == "clock_step"
-    notice = LogRecord.FromString(records(_finding("open", 80, severity=0), encoder, lambda t: t + _WALL)[0])
-    assert notice.severity_text == "INFO"
+    assert (record.event_name, record.flags) == ("tickscope.finding.opened", 1)
+    for event, row in (("opened", _finding("open", 80, severity=0)), ("closed", _finding("closed", 100))):
+        (raw,) = records(event, row, encoder, lambda t: t + _WALL, sampled=False)
+        record = LogRecord.FromString(raw)
+        assert (record.event_name, record.severity_text) == (f"tickscope.finding.{event}", "INFO")
+        assert (record.trace_id, record.span_id, record.flags) == (span.trace_id, span.span_id, 0)
+
+
+@pytest.mark.parametrize(
+    ("states", "opened", "closed"),
+    [("open open", 1, 0), ("open closed closed", 1, 1), ("closed", 1, 1), ("open closed open closed", 2, 2)],
+)
+def test_each_opening_and_each_end_is_one_log_record(states: str, opened: int, closed: int) -> None:
+    waiting, encoder = Waiting(read_otlp({"endpoint": "http://127.0.0.1:1"})), _encoder()
+    for at, state in enumerate(states.split()):
+        waiting.put(Batch("finding", _finding(state, 80 + at)), 0.0)
+    waiting.take(encoder, 1.0, everything=True)
+    assert [len(rows) for rows in waiting.changed()] == [opened, closed]
+    assert [len(rows) for rows in waiting.changed()] == [0, 0]
+
+
+def test_findings_do_not_wait_for_logs_that_are_off() -> None:
+    waiting = Waiting(read_otlp({"endpoint": "http://127.0.0.1:1", "logs": "off"}))
+    waiting.put(Batch("finding", _finding("open", 80)), 0.0)
+    waiting.take(_encoder(), 1.0, everything=True)
+    assert [len(rows) for rows in waiting.changed()] == [0, 0]
 
 
 def test_a_finding_links_the_decisions_that_it_explains() -> None:

@@ -16,7 +16,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from agent.batch import make
 from agent.common import http_get
 from exporters.aggregate import MetricStore
-from exporters.otlp import _Lane
+from exporters.lane import Lane
 from exporters.otlp_settings import Endpoint
 from exporters.points import PointEncoder
 from exporters.protobuf_pieces import Envelope
@@ -150,7 +150,7 @@ class _Raises:
 
 
 def test_whatever_a_sender_raises_is_tried_again() -> None:
-    lane = _Lane("traces", _Raises(), b"".join)
+    lane = Lane("traces", _Raises(), b"".join)
     lane.begin([b"span"], 1)
     assert not lane.step(time.monotonic())
     assert (lane.failures, lane.last_error, lane.begun) == (1, "RuntimeError: can't start new thread", 0.0)
@@ -187,7 +187,7 @@ class _Limited:
 
 def test_a_request_that_is_too_large_is_sent_in_parts_and_the_size_is_remembered() -> None:
     sender = _Limited(300)
-    lane = _Lane("traces", sender, b"".join)
+    lane = Lane("traces", sender, b"".join)
     parts = [bytes([i]) * 10 for i in range(100)]
     lane.begin(parts, len(parts))
     assert lane.step(time.monotonic())
@@ -201,14 +201,12 @@ def test_a_request_that_is_too_large_is_sent_in_parts_and_the_size_is_remembered
 
 def test_one_item_that_is_too_large_alone_is_dropped_and_the_rest_is_sent() -> None:
     sender = _Limited(300)
-    lane = _Lane("logs", sender, b"".join)
+    lane = Lane("logs", sender, b"".join)
     lane.begin([b"a" * 10, b"b" * 301, b"c" * 10], 3)
     assert lane.step(time.monotonic())
     assert sorted(sender.taken) == [b"a" * 10, b"c" * 10]
     assert (lane.sent, lane.rejected, lane.too_large, lane.under_way) == (2, 0, 1, 0)
-    assert (
-        lane.last_error == "one item alone is larger than the collector takes (301 bytes): HTTP 413 Payload Too Large"
-    )
+    assert lane.last_error == "one item alone is larger than the receiver takes (301 bytes): HTTP 413 Payload Too Large"
     lane.begin([b"d" * 10], 1)
     assert lane.step(time.monotonic())
     assert lane.sent == 3
@@ -221,7 +219,7 @@ def test_a_metric_with_many_points_is_sent_in_parts() -> None:
     encoded, count = PointEncoder("delta", lambda t: t, 0).encode(store.collect(), 2)
     whole = {m.name: points(m) for m in map(Metric.FromString, encoded)}
     sender = _Limited(max(map(len, encoded)) // 3)
-    lane = _Lane("metrics", sender, Envelope({}).request)
+    lane = Lane("metrics", sender, Envelope({}).request)
     lane.begin(encoded, count)
     assert lane.step(time.monotonic())
     assert (lane.sent, lane.too_large) == (count, 0)

@@ -26,6 +26,7 @@ import hiredis
 
 from agent.common.address import with_port
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.common.settings import private_text, setting
@@ -35,7 +36,6 @@ from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.catalogue import Broker
 from agent.queues.celery_control import ControlBus
 from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
-from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
 from agent.queues.queue import Queue, Row
 from agent.queues.redis_info import COMMANDS, replication_of

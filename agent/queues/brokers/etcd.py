@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
 from agent.queues.etcd_gateway import EtcdMember, MemberStatus, NotEtcd
 from agent.queues.etcd_leases import NAME as LEASES

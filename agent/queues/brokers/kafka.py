@@ -22,6 +22,7 @@ from urllib.parse import parse_qs
 from agent.columns import fitted
 from agent.common.address import addr_text, with_port
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys, path_setting
 from agent.common.fairness import UpperBound
 from agent.common.lookup import look_up, wait_for_some
 from agent.common.settings import flag, one_of, private_text, setting, text, texts
@@ -30,7 +31,6 @@ from agent.queues.addresses import Addresses
 from agent.queues.age_bounds import AgeBounds, stamped_age
 from agent.queues.catalogue import Broker
 from agent.queues.commits import Commits
-from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key, Node

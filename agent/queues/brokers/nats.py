@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.http_get import MAX_BODY_BYTES, HttpDown
 from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.leaders import Leaders

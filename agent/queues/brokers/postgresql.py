@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import addr_text, with_port
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys, path_setting
 from agent.common.fairness import UpperBound
 from agent.common.settings import flag, one_of, private_text, setting, text
 from agent.errors import USAGE, AgentError
@@ -20,7 +21,6 @@ from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys, path_setting
 from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import peer_bytes, with_port
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import Place, ValueType, private_text, setting, text
@@ -19,7 +20,6 @@ from agent.common.settings import read as read_section
 from agent.errors import USAGE, AgentError
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
 from agent.queues.http_server import HttpServer
 from agent.queues.mapping import MAX_QUEUES, MAX_SAMPLES, MappedQueues, read
 from agent.queues.queue import Row

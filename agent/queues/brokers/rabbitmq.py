@@ -24,13 +24,13 @@ from urllib.parse import quote
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
 from agent.queues.age_bounds import AgeBounds, age_since
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number

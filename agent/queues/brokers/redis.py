@@ -17,11 +17,11 @@ from typing import Any
 import hiredis
 
 from agent.common.clocks import boot_ns
+from agent.common.credentials import Password, password_keys
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker
-from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.patterns import is_pattern
 from agent.queues.queue import Queue, Row

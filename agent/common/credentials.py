@@ -1,8 +1,8 @@
-"""Passwords of servers: from a file, a variable of the agent's environment, or a credential of systemd.
+"""Passwords and other secrets: from a file, a variable of the agent's environment, or a credential of systemd.
 
-The broker process reads a file as user tickscope, each time it logs in, so that a changed file is used at the next
-login. The directory of systemd's credentials is open to root only: the agent reads them at its start, before it gives
-up root, and hands each broker process those that its servers name.
+A file is read as user tickscope at each use, so that a changed file is used at the next login. The directory of
+systemd's credentials is open to root only: the agent reads them at its start, before it gives up root, and hands each
+broker process those that its servers name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agent.common.settings import Place, ValueType, beside, private_text, setting, text
 from agent.errors import USAGE, AgentError
@@ -78,28 +78,31 @@ def path_setting(what: str) -> Any:
     return setting("", text("an absolute path", _path), what)
 
 
-@dataclass(frozen=True)
-class Password:
-    """Where the password of a server is; at most one of these."""
+def _file(word: str, when: str) -> Any:
+    what = f"file with the {word}, readable by user tickscope; read {when}"
+    return setting("", private_text("an absolute path", _path), what, key=f"{word}_file")
 
-    file: str = setting(
-        "",
-        private_text("an absolute path", _path),
-        "file with the password, readable by user tickscope; read at each login",
-        key="password_file",
-    )
-    variable: str = setting(
-        "",
-        private_text("the name of a variable"),
-        "environment variable of the agent with the password",
-        key="password_variable",
-    )
-    credential: str = setting(
-        "",
-        private_text("the name of a credential", _name),
-        "systemd credential with the password (LoadCredential= in the unit)",
-        key="password_credential",
-    )
+
+def _variable(word: str) -> Any:
+    what = f"environment variable of the agent with the {word}"
+    return setting("", private_text("the name of a variable"), what, key=f"{word}_variable")
+
+
+def _credential(word: str) -> Any:
+    what = f"systemd credential with the {word} (LoadCredential= in the unit)"
+    return setting("", private_text("the name of a credential", _name), what, key=f"{word}_credential")
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Where a secret is; at most one of these. word: its name, with which the keys begin. owner: whose it is."""
+
+    word: ClassVar[str]
+    owner: ClassVar[str]
+
+    file: str = ""
+    variable: str = ""
+    credential: str = ""
 
     @property
     def is_set(self) -> bool:
@@ -107,45 +110,70 @@ class Password:
 
     def check(self) -> None:
         """Raises AgentError, without the values."""
-        given = {"password_file": self.file, "password_variable": self.variable, "password_credential": self.credential}
-        several = [key for key, value in given.items() if value]
+        given = {"file": self.file, "variable": self.variable, "credential": self.credential}
+        several = [f"{self.word}_{key}" for key, value in given.items() if value]
         if len(several) > 1:
             raise AgentError(
-                "the password of a server is in several places",
+                f"the {self.word} of {self.owner} is in several places",
                 why=f"it has {' and '.join(several)}",
                 remedy="keep one of them",
                 exit_code=USAGE,
             )
 
     def read(self) -> str:
-        """The password now; empty if none is set. Raises ValueError, which says what to do."""
+        """The secret now; empty if none is set. Raises ValueError, which says what to do."""
         if self.variable:
             if not (found := os.environ.get(self.variable)):
-                raise ValueError(f"password_variable: {self.variable} is not set in the agent's environment")
+                raise ValueError(f"{self.word}_variable: {self.variable} is not set in the agent's environment")
             return found
         if self.credential:
             return self._credential()
         if not self.file:
             return ""
+        key = f"{self.word}_file"
         try:
             found = _text(Path(self.file))
         except PermissionError:
-            raise ValueError(f"password_file: Permission denied: chgrp tickscope, chmod 640 {self.file}") from None
+            raise ValueError(f"{key}: Permission denied: chgrp tickscope, chmod 640 {self.file}") from None
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "no text"
-            raise ValueError(f"password_file: {why}: {self.file}") from None
+            raise ValueError(f"{key}: {why}: {self.file}") from None
         if not found:
-            raise ValueError(f"password_file: it is empty: {self.file}")
+            raise ValueError(f"{key}: it is empty: {self.file}")
         return found
 
     def _credential(self) -> str:
         if found := _credentials.get(self.credential):
             return found
         if not (directory := os.environ.get(DIRECTORY)):
-            what = f"password_credential {self.credential}"
+            what = f"{self.word}_credential {self.credential}"
             raise ValueError(f"{what}: ${DIRECTORY} is not set: start by systemd with LoadCredential=")
         where = f"{directory}/{self.credential}"
-        raise ValueError(f"password_credential: no {where}: add LoadCredential=, restart")
+        raise ValueError(f"{self.word}_credential: no {where}: add LoadCredential=, restart")
+
+
+@dataclass(frozen=True)
+class Password(Secret):
+    """Where the password of a server is."""
+
+    word = "password"
+    owner = "a server"
+
+    file: str = _file("password", "at each login")
+    variable: str = _variable("password")
+    credential: str = _credential("password")
+
+
+@dataclass(frozen=True)
+class SecretUrl(Secret):
+    """Where the URL of a receiver of findings is: whoever knows it can write there."""
+
+    word = "url"
+    owner = "a receiver"
+
+    file: str = _file("url", "at each request")
+    variable: str = _variable("url")
+    credential: str = _credential("url")
 
 
 def password_keys(variables: str) -> ValueType:

@@ -1,0 +1,188 @@
+"""The panels of a report. Each is declared once here: a table, what makes a curve, what is measured. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: line: a state that lasts until the next row. points: single events. bars: counts in an interval.
+Style = Literal["line", "points", "bars"]
+_RATE = "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
+_QUEUE = "concat_ws(' ', destination, '(' || consumer_group || ')')"
+#: The peer; of a server's sockets the port of this host, since each connection has another peer.
+_PEER = "CASE role WHEN 'server' THEN concat('clients of port ', sport) ELSE peer END"
+_OTHERS = "comm NOT LIKE 'tickscope%'"
+_PROCESS = "concat(comm, ' ', pid)"
+_SECONDS = "interval_ns / 1e9"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """value: an SQL aggregate over the rows of an interval. per_s: it is divided by the interval's length. name: empty
+    where a panel has one kind of curve, which is then named after ``Panel.by`` alone.
+    """
+
+    value: str
+    name: str = ""
+    per_s: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """by: an SQL text; each of its values has a curve of each kind. each: an SQL text; each of its values has a panel.
+    Those with the largest ``order``, an SQL aggregate, are shown. unit: of the values (ns, us, s, bytes, 1/s, or empty
+    for a number). parts: SQL columns of which the values are added up, where rows are states of parts (partitions).
+    """
+
+    title: str
+    table: str
+    unit: str
+    curves: tuple[Curve, ...]
+    order: str
+    by: str = "''"
+    each: str = "''"
+    style: Style = "line"
+    where: str = "true"
+    parts: str = ""
+
+
+PANELS = (
+    Panel(
+        "Decisions",
+        "limiter_decision",
+        "1/s",
+        tuple(
+            Curve(f"sum(1 / coalesce(sample_rate, 1)) FILTER (result IN ({results}))", name, per_s=True)
+            for name, results in (
+                ("allowed", "'allowed'"),
+                ("refused", "'refused', 'error'"),
+                ("delayed", "'delayed', 'cancelled'"),
+            )
+        ),
+        "count(*)",
+        each="limiter_id",
+        style="bars",
+    ),
+    Panel(
+        "Duration of decisions",
+        "limiter_decision",
+        "ns",
+        (Curve("max(duration_ns)"),),
+        "max(duration_ns)",
+        by="limiter_id",
+        style="points",
+        where="duration_ns IS NOT NULL",
+    ),
+    Panel(
+        "Decisions of sampled limiters, estimated",
+        "limiter_rate",
+        "1/s",
+        (Curve("sum(allowed)", "allowed", per_s=True), Curve("sum(refused)", "refused", per_s=True)),
+        "sum(allowed + refused)",
+        each="limiter_id",
+        style="bars",
+    ),
+    Panel(
+        "Queue lag, messages",
+        "queue_lag",
+        "",
+        (Curve("max(lag_messages)"),),
+        "max(lag_messages)",
+        by=_QUEUE,
+        parts="partition",
+        where="lag_messages IS NOT NULL",
+    ),
+    Panel(
+        "Queue lag, time",
+        "queue_lag",
+        "s",
+        (Curve("max(coalesce(lag_s, oldest_undelivered_s))"),),
+        "max(coalesce(lag_s, oldest_undelivered_s))",
+        by=_QUEUE,
+        where="coalesce(lag_s, oldest_undelivered_s) IS NOT NULL",
+    ),
+    Panel(
+        "Response times of servers on this host, slowest",
+        "service_latency",
+        "ns",
+        (Curve("max(max_ns)"),),
+        "max(max_ns)",
+        by="concat(comm, ' ', pid, ', port ', sport)",
+        style="points",
+    ),
+    Panel("Round-trip times, longest", "tcp_rtt", "us", (Curve("max(rtt_max_us)"),), "max(rtt_max_us)", by=_PEER),
+    Panel(
+        "Retransmitted segments",
+        "tcp_retransmit",
+        "1/s",
+        (Curve("sum(count)", per_s=True),),
+        "sum(count)",
+        by=_PEER,
+        style="bars",
+    ),
+    Panel(
+        "Connects, slowest",
+        "tcp_connect",
+        "ns",
+        (Curve("max(duration_ns)"),),
+        "max(duration_ns)",
+        by="concat(comm, ' to ', peer, CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END)",
+        style="points",
+    ),
+    Panel(
+        "TLS handshakes, slowest",
+        "tls_handshake",
+        "ns",
+        (Curve("max(duration_ns)"),),
+        "max(duration_ns)",
+        by=f"concat_ws(' ', comm, {_PEER}) || CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END",
+        style="points",
+    ),
+    Panel(
+        "Name lookups, slowest",
+        "dns_lookup",
+        "ns",
+        (Curve("max(duration_ns)"),),
+        "max(duration_ns)",
+        by="concat(coalesce(name, peer), CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END)",
+        style="points",
+    ),
+    Panel(
+        "Slow system calls",
+        "slow_syscall",
+        "ns",
+        (Curve("max(duration_ns)"),),
+        "max(duration_ns)",
+        by=f"concat({_PROCESS}, ' ', syscall)",
+        style="points",
+        where=f"kind = 'slow' AND {_OTHERS}",
+    ),
+    Panel(
+        "Waits for a CPU",
+        "cpu_wait",
+        "ns",
+        (Curve("sum(wait_ns)"),),
+        "sum(wait_ns)",
+        by=_PROCESS,
+        style="bars",
+        where=_OTHERS,
+    ),
+    Panel(
+        "CPU time, cores",
+        "cpu_use",
+        "",
+        (Curve(f"sum(user_ns + system_ns) / 1e9 / max({_SECONDS})"),),
+        "sum(user_ns + system_ns)",
+        by=_PROCESS,
+        where=_OTHERS,
+    ),
+    Panel(
+        "Wall clock against time sources",
+        "clock_daemon",
+        "ns",
+        (Curve("max_by(offset_ns, abs(offset_ns))"),),
+        "max(abs(offset_ns))",
+        by="concat_ws(' ', daemon, source)",
+        where="offset_ns IS NOT NULL",
+    ),
+)

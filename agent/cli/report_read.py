@@ -1,0 +1,305 @@
+"""Reads what a report shows: findings with their evidence, panels on one grid of times, clock jumps and losses.
+
+All times in the result are seconds from the span's start (CLOCK_BOOTTIME), floats; null is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.ask.names import quote
+from agent.ask.question import Question, Where
+from agent.ask.row_source import gap_bounds
+from agent.ask.sql import literal
+from agent.cli.findings import decoded, with_details
+from agent.cli.limiters_series import jumps
+from agent.cli.report_panels import PANELS, Curve, Panel, Style
+from agent.columns import NULL_I64
+from agent.common.instants import iso
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
+
+#: Points of a curve, and the shortest interval between them; of rows that come once a second, and of counts.
+PIECES, LEAST_NS, _POLL_NS = 600, 100_000_000, 1_000_000_000
+#: Panels of one kind, curves of a panel, panels of the evidence of one finding.
+SPLIT, CURVES, EVIDENCE_PANELS = 4, 6, 6
+#: Values of a panel of evidence at least: fewer need no picture.
+_FEW = 3
+#: Losses that are marked, the longest.
+_GAPS = 200
+#: The tables that panels and marks need.
+TABLES_OF = tuple(dict.fromkeys([*(panel.table for panel in PANELS), "clock_change", "clock_offset", "loss"]))
+#: What one unit of a column is in that of the curve.
+_SCALES = {("us", "ns"): 1e3, ("ms", "ns"): 1e6, ("s", "ns"): 1e9, ("ns", "us"): 1e-3, ("ns", "s"): 1e-9}
+
+
+@dataclass(frozen=True)
+class ReportSpan:
+    """A time of one boot, CLOCK_BOOTTIME ns, ``to_ns`` exclusive."""
+
+    boot_id: str
+    from_ns: int
+    to_ns: int
+
+    def where(self) -> str:
+        """The condition on a row of that time."""
+        return f"boot_id = {literal(self.boot_id)} AND t_ns >= {self.from_ns} AND t_ns < {self.to_ns}"
+
+    def at(self, t_ns: int) -> float:
+        """A time in the result."""
+        return round((t_ns - self.from_ns) / 1e9, 6)
+
+    def step_ns(self, table: str, style: Style = "line") -> int:
+        """The interval of the points of a curve of that table."""
+        steady = style == "bars" or "interval_ns" in TABLES[table].by_name or table in ("queue_lag", "clock_daemon")
+        least = _POLL_NS if steady else LEAST_NS
+        return max(least, -(-(self.to_ns - self.from_ns) // PIECES))
+
+
+def panels(
+    source: RowSource, span: ReportSpan, concerned: Iterable[int] = (), words: str = "", titles: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The panels that have rows. concerned: pids whose curves come first. words: only curves and panels of subjects
+    with this in their name. titles: only these panels of ``PANELS``.
+    """
+    pids = ", ".join(map(str, sorted(concerned)))
+    wanted = [panel for panel in PANELS if not titles or panel.title in titles]
+    return [drawn for panel in wanted for drawn in _drawn(source, span, panel, pids, words)]
+
+
+def _drawn(source: RowSource, span: ReportSpan, panel: Panel, pids: str, words: str) -> list[dict[str, Any]]:
+    first = f"bool_or(pid IN ({pids})) DESC," if pids and "pid" in TABLES[panel.table].by_name else ""
+    where = f"{span.where()} AND ({panel.where})"
+    if words:
+        where += f" AND contains(lower(concat_ws(' ', {panel.each}, {panel.by})), {literal(words.lower())})"
+    found = source.run(
+        f"SELECT {panel.each} AS e, {panel.by} AS k FROM {panel.table} WHERE {where} GROUP BY e, k"
+        f" HAVING e IS NOT NULL AND k IS NOT NULL ORDER BY {first} {panel.order} DESC NULLS LAST, e, k"
+    ).rows
+    subjects = list(dict.fromkeys(e for e, _ in found))[:SPLIT]
+    names = {each: [k for e, k in found if e == each] for each in subjects}
+    curves = _curves(source, span, panel, where, [(each, k) for each in subjects for k in names[each][:CURVES]])
+    drawn = []
+    for each in subjects:
+        of = f"{panel.each} = {literal(each)}" if each else "true"
+        condition = " AND ".join(part for part in (panel.where, of) if part != "true")
+        title = f"{panel.title}: {each}" if each else panel.title
+        more = max(0, len(names[each]) - CURVES)
+        drawn.append(
+            {"title": title, "kind": panel.title, "more": more, "curves": curves[each]}
+            | _described(source, span, panel, condition)
+        )
+    return drawn
+
+
+def _described(source: RowSource, span: ReportSpan, panel: Panel, where: str) -> dict[str, Any]:
+    step = span.step_ns(panel.table, panel.style) / 1e9
+    command = f"tickscope query {panel.table} {bounds(source, span)}{f' --where {shlex.quote(where)}' if where else ''}"
+    return {"table": panel.table, "unit": panel.unit, "style": panel.style, "step": step, "command": command}
+
+
+def bounds(source: RowSource, span: ReportSpan) -> str:
+    """The span as options of a verb: in wall time (UTC) where it is known."""
+    import numpy as np
+
+    second = 10**9
+    ends = np.array([span.from_ns, span.to_ns + second], np.int64)
+    walls = source.wall(span.boot_id, ends).tolist()
+    if NULL_I64 in walls:
+        return f"--since boot+{span.from_ns // second} --until boot+{span.to_ns // second + 1}"
+    return f"--since {iso(walls[0], 0, utc=True)} --until {iso(walls[1], 0, utc=True)}"
+
+
+def _curves(
+    source: RowSource, span: ReportSpan, panel: Panel, where: str, pairs: Sequence[tuple[str, str]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The curves of each panel, by value of ``each``. pairs: values of ``each`` and ``by``. Each pair has a curve of
+    each kind.
+    """
+    made: dict[str, list[dict[str, Any]]] = {each: [] for each, _ in pairs}
+    if not pairs:
+        return made
+    step, kinds = span.step_ns(panel.table, panel.style), range(len(panel.curves))
+    named = f"({panel.each}, {panel.by}) IN ({', '.join(f'({literal(e)}, {literal(k)})' for e, k in pairs)})"
+    sql = (
+        f"SELECT {panel.each} AS e, {panel.by} AS k, (t_ns - {span.from_ns}) // {step} AS piece,"
+        f" {', '.join(f'{panel.curves[at].value} AS v{at}' for at in kinds)} FROM {panel.table}"
+        f" WHERE {where} AND {named} GROUP BY e, k, piece{f', {panel.parts}' if panel.parts else ''}"
+    )
+    if panel.parts:
+        sums = ", ".join(f"sum(v{at})" for at in kinds)
+        sql = f"SELECT e, k, piece, {sums} FROM ({sql}) GROUP BY e, k, piece"
+    count = -(-(span.to_ns - span.from_ns) // step)
+    lines: dict[tuple[str, str, int], list[float | None]] = {
+        (*pair, at): [None] * count for pair in pairs for at in kinds
+    }
+    for each, key, piece, *row in source.run(sql).rows:
+        for at, value in enumerate(row):
+            lines[each, key, at][piece] = _number(value, step / 1e9 if panel.curves[at].per_s else 1.0)
+    for (each, key, at), line in lines.items():
+        if any(value is not None for value in line):
+            made[each].append({"name": " ".join(filter(None, (key, panel.curves[at].name))), "values": line})
+    return made
+
+
+def _number(value: Any, divisor: float = 1.0) -> float | int | None:
+    """Short in JSON."""
+    if value is None or not math.isfinite(value):
+        return None
+    number = float(f"{float(value) / divisor:.6g}")
+    return int(number) if number.is_integer() else number
+
+
+def clock(source: RowSource, span: ReportSpan) -> dict[str, Any]:
+    """How far the wall clock moved against CLOCK_BOOTTIME in the span (ns): a panel whose points are beside each jump
+    too, so that the curve does not fold over itself.
+    """
+    import numpy as np
+
+    step = span.step_ns("clock_change")
+    times_of_jumps = [jump.t_ns for jump in jumps(source, span.boot_id, span.from_ns, span.to_ns)]
+    around = [t + d for t in times_of_jumps for d in (-1, 0)]
+    times = np.unique(np.clip([*range(span.from_ns, span.to_ns, step), *around, span.to_ns], span.from_ns, span.to_ns))
+    walls = source.wall(span.boot_id, times)
+    known = walls != NULL_I64
+    if not known.any():
+        return {}
+    offsets = walls - times
+    begin = int(offsets[known][0])
+    moved = [int(o) - begin if k else None for o, k in zip(offsets.tolist(), known.tolist(), strict=True)]
+    return {
+        "title": "Wall clock, moved since the start",
+        "more": 0,
+        "table": "clock_change",
+        "unit": "ns",
+        "style": "line",
+        "command": f"tickscope clock history {bounds(source, span)}",
+        "times": [span.at(t) for t in times.tolist()],
+        "curves": [{"name": "CLOCK_REALTIME", "values": moved}],
+    }
+
+
+def marks(source: RowSource, span: ReportSpan) -> dict[str, Any]:
+    """Jumps of the wall clock, times in which records were lost, and wall time: Unix seconds at these times."""
+    import numpy as np
+
+    steps = jumps(source, span.boot_id, span.from_ns, span.to_ns)
+    its = [gap for gap in source.gaps() if gap["boot_id"] == span.boot_id]
+    bounds = sorted(((*gap_bounds(gap), gap) for gap in its), key=lambda one: one[0] - one[1])[:_GAPS]
+    inside = [(a, b, gap) for a, b, gap in bounds if a < span.to_ns and b >= span.from_ns]
+    times = sorted({span.from_ns, span.to_ns, *(t for step in steps for t in (step.t_ns - 1, step.t_ns))})
+    walls = source.wall(span.boot_id, np.array(times, np.int64)).tolist()
+    return {
+        "jumps": [{"t": span.at(s.t_ns), "size_ns": s.size_ns, "by": s.actor} for s in steps],
+        "gaps": [
+            {
+                "from": span.at(max(a, span.from_ns)),
+                "to": span.at(min(b, span.to_ns)),
+                "what": f"{gap['source']} ({gap['stage']})",
+                "count": gap["count"],
+            }
+            for a, b, gap in inside
+        ],
+        "wall": [[span.at(t), None if w == NULL_I64 else w / 1e9] for t, w in zip(times, walls, strict=True)],
+    }
+
+
+def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Panels of the rows behind pieces of evidence: a panel a column, a curve for each set of keys, and the usual value
+    where it is known. Each piece gets ``panel``, the number of its panel in the result.
+    """
+    grouped: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for one in evidence:
+        table, column = one.get("table", ""), one.get("column", "")
+        if table in TABLES and (not column or _numeric(table, column)) and _known(table, one.get("keys", {})):
+            condition = _keys(one.get("keys", {}))
+            grouped.setdefault((table, column), {}).setdefault(condition, []).append(one)
+    made: list[dict[str, Any]] = []
+    for (table, column), conditions in list(grouped.items())[:EVIDENCE_PANELS]:
+        unit = TABLES[table].by_name[column].unit if column else ""
+        value = f"max({quote(column)})" if column else "count(*)"
+        style: Style = "line" if "interval_ns" in TABLES[table].by_name or table == "queue_lag" else "points"
+        title = f"{column.removesuffix('_' + unit) if unit else column or 'rows'} of {table}".replace("_", " ")
+        panel = Panel(title, table, unit, (Curve(value),), "", style=style)
+        curves: list[dict[str, Any]] = []
+        names = _names([pieces[0] for pieces in conditions.values()])
+        for name, (condition, pieces) in list(zip(names, conditions.items(), strict=True))[:CURVES]:
+            where = f"{span.where()} AND {condition}"
+            found = _curves(source, span, panel, where, [("", "")])[""]
+            curves += [{**one, "name": name, **_usual(pieces, unit)} for one in found]
+        if sum(value is not None for one in curves for value in one["values"]) < _FEW:
+            continue
+        for piece in (piece for pieces in conditions.values() for piece in pieces):
+            piece["panel"] = len(made)
+        where = next(iter(conditions)) if len(conditions) == 1 and "true" not in conditions else ""
+        made.append(
+            {"title": title, "more": max(0, len(conditions) - CURVES), "curves": curves}
+            | _described(source, span, panel, where)
+        )
+    return made
+
+
+def _numeric(table: str, column: str) -> bool:
+    found = TABLES[table].by_name.get(column)
+    return found is not None and found.kind in ("i64", "f64")
+
+
+def _known(table: str, keys: dict[str, Any]) -> bool:
+    """Whether this version's table has the columns of the keys: evidence may be of another version."""
+    return all(name in TABLES[table].by_name for name in keys)
+
+
+def _keys(keys: dict[str, Any]) -> str:
+    parts = [
+        f"{quote(name)} IS NULL" if value is None else f"{quote(name)} = {literal(value)}"
+        for name, value in sorted(keys.items())
+        if value is None or isinstance(value, (str, int, float))
+    ]
+    return " AND ".join(parts) or "true"
+
+
+def _names(pieces: Sequence[dict[str, Any]]) -> list[str]:
+    """Their objects, or what they measure; those with the same name also have the keys in which they differ."""
+    names = [one.get("object") or one.get("what", "").replace("_", " ") for one in pieces]
+    keys = [one.get("keys", {}) for one in pieces]
+    differing = [name for name in keys[0] if len({str(one.get(name)) for one in keys}) > 1]
+    more = [", ".join(f"{name} {one.get(name)}" for name in differing) for one in keys]
+    return [
+        f"{name}, {extra}" if extra and names.count(name) > 1 else name for name, extra in zip(names, more, strict=True)
+    ]
+
+
+def _usual(pieces: Sequence[dict[str, Any]], unit: str) -> dict[str, Any]:
+    """The usual value in the unit of the curve, where its unit is known to be one of the same kind."""
+    for one in pieces:
+        scale = 1.0 if one.get("unit", "") == unit else _SCALES.get((one.get("unit", ""), unit))
+        if one.get("baseline") is not None and scale is not None:
+            return {"usual": _number(one["baseline"] * scale)}
+    return {}
+
+
+def findings_in(source: RowSource, span: ReportSpan) -> list[dict[str, Any]]:
+    """The findings that overlap the span in their latest state, with details, in order of their start."""
+    overlapping = (
+        Where("boot_id", "=", span.boot_id),
+        Where("start_ns", "<", span.to_ns),
+        Where("end_ns", ">=", span.from_ns),
+    )
+    rows = source.rows(Question("finding", where=overlapping, within=False, order=("start_ns", "t_ns", "finding_id")))
+    return with_details(source, decoded(rows)) if rows else []
+
+
+def rows_between(source: RowSource, boot: str, where: str, tables: Sequence[str] = TABLES_OF) -> tuple[int, int] | None:
+    """The times of the first and the last row of these tables in a boot, CLOCK_BOOTTIME ns."""
+    each = " UNION ALL ".join(
+        f"SELECT min(t_ns) AS a, max(t_ns) AS b FROM {table} WHERE boot_id = {literal(boot)} AND {where}"
+        for table in tables
+    )
+    first, last = source.run(f"SELECT min(a), max(b) FROM ({each})").rows[0]
+    return None if first is None else (first, last)

@@ -1,0 +1,94 @@
+"""Alerts for Alertmanager, as far as no server is needed: tests/servers/test_alertmanager.py has a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.common.finding import FindingEvent
+from exporters import notifier
+from exporters.alertmanager import AlertmanagerNotifier, api_url, incident
+from exporters.notify_settings import AlertmanagerSettings
+from tests.found import events, finding
+from tests.hostile import serving
+from tests.patience import until
+
+
+@contextlib.contextmanager
+def notifying(url: str) -> Iterator[AlertmanagerNotifier]:
+    sink = AlertmanagerNotifier(
+        "alertmanager",
+        AlertmanagerSettings(),
+        events(),
+        lambda t_ns: t_ns,
+        read_url=lambda: url,
+        instance="node-7",
+        link=lambda _: "",
+    )
+    sink.start()
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+@pytest.mark.parametrize(
+    ("cause", "comm", "thing", "words"),
+    [
+        ("clock_step", "chronyd", "", "clock"),
+        ("clock_slew", "", "", "clock"),
+        ("process_stopped", "redis-server", "", "process_stopped redis-server on node-7"),
+        ("network_delay", "", "10.0.0.1:6379", "network_delay 10.0.0.1:6379"),
+        ("network_delay", "", "[2001:db8::1]:6379", "network_delay [2001:db8::1]:6379"),
+        ("network_delay", "", "127.0.0.1:6379", "network_delay on node-7"),
+        ("network_delay", "", "[::1]:6379", "network_delay on node-7"),
+        ("network_delay", "", "eth0", "network_delay on node-7"),
+        ("unknown", "", "", "unknown on node-7"),
+    ],
+)
+def test_alerts_of_one_fault_have_one_incident(cause: str, comm: str, thing: str, words: str) -> None:
+    fields = {"cause": cause, "culprit_comm": comm, "culprit_object": thing}
+    assert incident(FindingEvent("opened", dict(fields)), "node-7") == words
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("http://am:9093", "http://am:9093/api/v2/alerts"),
+        ("https://u:p@am/prefix/", "https://u:p@am/prefix/api/v2/alerts"),
+        ("http://am/api/v2/alerts", "http://am/api/v2/alerts"),
+    ],
+)
+def test_the_api_is_below_the_url(url: str, whole: str) -> None:
+    assert api_url(url) == whole
+
+
+def test_findings_that_cannot_be_sent_are_bounded() -> None:
+    with notifying("http://127.0.0.1:1") as sink:
+        for n in range(notifier.MOST_WAITING + 50):
+            sink.offer(finding(str(n)))
+            if n < 100:
+                sink.offer(finding(str(n), "closed"))
+        assert sink.losses()["queue_full"] == 50
+        assert sink.waiting() == notifier.MOST_WAITING
+        assert len(sink._open) == notifier.MOST_WAITING - 50  # the ends are dropped first
+    assert sink.losses()["shutdown"] == notifier.MOST_WAITING
+
+
+def test_a_server_that_answers_anything_with_a_page_is_no_alertmanager_and_a_login_is_never_shown() -> None:
+    page = b"<html>hello</html>"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page)
+    requests = list[bytes]()
+
+    def answers(connection: socket.socket) -> None:
+        requests.append(connection.recv(65536))
+        connection.sendall(head + page)
+
+    with serving(answers) as port, notifying(f"http://user:hunter2@127.0.0.1:{port}") as sink:
+        until(lambda: "web page" in str(sink.state()["last_error"]))
+        assert sink.state()["endpoint"] == f"http://127.0.0.1:{port}"
+        assert "hunter2" not in str(sink.state())
+    assert b"authorization: Basic dXNlcjpodW50ZXIy" in requests[0]
