@@ -45,6 +45,7 @@ setup(
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
             "pytest-xdist>=3.6,<4",
+            "pyte>=0.8.1,<0.9",
             "hypothesis>=6,<7",
             "jsonschema>=4.18,<5",
             "ruff>=0.9,<1",

@@ -239,7 +239,7 @@ def _assemble(
     correlator: Correlator,
     analyzers: AnalyzerPool,
 ) -> tuple[Loop, Status, Live | None, dict[str, Applier]]:
-    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
+    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the summary; and what
     settings can change in it.
     """
     from agent.clock import sample
@@ -343,6 +343,7 @@ def _assemble(
         from exporters.observed import StatusMetrics
 
         loop.each_second.append(StatusMetrics(exports.metrics, version.VERSION, status.parts, exports.page))
+    loop.sinks.append(FindingLog(status.wall, config.notify.in_journal if log.journal(os.environ) else ()))
     live = None
     if config.live:
         from agent.service.live import Live
@@ -350,8 +351,6 @@ def _assemble(
         live = Live(loop, status)
         loop.each_second.append(live.show)
     loop.sinks += start_notifiers(config.notify, config.otlp.resource, boot, history.wall, of_process)
-    if live is None or not os.isatty(sys.stderr.fileno()):  # else they are in the summary on the same terminal
-        loop.sinks.append(FindingLog(status.wall, config.notify.in_journal if log.journal(os.environ) else ()))
     return loop, status, live, appliers(loop, intake, queues, brokers, profiling, receiver)
 
 

@@ -42,6 +42,11 @@ class RowSource(Protocol):
         good. Raises AgentError (exit 2).
         """
 
+    def refresh(self) -> set[str]:
+        """Takes the rows that were added since, and moves a window that counts back from now. Returns the tables with
+        new rows. Raises AgentError (exit 4) if rows cannot be read any more.
+        """
+
     @property
     def notes(self) -> list[str]:
         """What its answers may lack, in words."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, clock_what_if, options
 from agent.errors import AgentError
 
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
+
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
 _JSON_ONLY = ("drift_ppb", "segments", "watch")
+#: Tables that ``changes_in`` and ``clock_daemons.rows`` ask.
+TABLES_OF = ("clock_change", *clock_daemons.TABLES_OF)
+#: From this topic of ``words_of`` on there are plain readings.
+REAL_MONO = "real - mono"
 _LEAP = ("none announced", "a second will be inserted", "a second will be deleted", "unknown")
 
 
@@ -39,15 +46,14 @@ for _each in (clock_history.command, clock_watch.command, clock_convert.command,
     command.add_command(_each)
 
 
-def _now(fmt: str, store: str) -> None:
+def of_kernel() -> dict[str, Any]:
+    """What the kernel says of the clocks now. Columns that the agent or its store knows are null."""
     from agent import doctor
-    from agent.cli.output import echo, emit_rows, note, quiet_pipe
-    from agent.cli.status import document
     from agent.clock import machine, sample, timex
 
     state = timex.read()
     by = [] if state.synchronised else doctor.synchronised_daemons()
-    row: dict[str, Any] = sample.read()._asdict() | {
+    return sample.read()._asdict() | {
         "freq_ppb": state.freq_ppb,
         "synchronised": state.synchronised or bool(by),
         "synchronised_by": "kernel" if state.synchronised else " and ".join(by) or None,
@@ -64,6 +70,14 @@ def _now(fmt: str, store: str) -> None:
         "last_jump": None,
         "pending_reanchorings": None,
     }
+
+
+def _now(fmt: str, store: str) -> None:
+    from agent.cli.output import echo, emit_rows, note, quiet_pipe
+    from agent.cli.status import document
+    from agent.store.sources import opened
+
+    row = of_kernel()
     changes: list[dict[str, Any]] | None = None
     daemons: list[dict[str, Any]] = []
     notices: dict[str, Any] = {}
@@ -75,22 +89,23 @@ def _now(fmt: str, store: str) -> None:
     except AgentError as error:
         note(f"note: {error.what}: drift is unknown")
     try:
-        changes, row["last_jump"] = _changes(store)
-        daemons = clock_daemons.rows(store)
+        with opened(store, TABLES_OF) as source:
+            changes, row["last_jump"] = changes_in(source)
+            daemons = clock_daemons.rows(source)
     except AgentError as error:
         note(f"note: {error.what}: changes are unknown")
     if fmt != "table":
         emit_rows([row], fmt, extra={"changes": changes or [], "notices": notices, "daemons": daemons})
         return
     with quiet_pipe():
-        for name, words in _words(row, notices, daemons, changes):
+        for name, words in words_of(row, notices, daemons, changes):
             echo(f"{name:16}{words}", 16)
     if changes:
         click.echo("\nlast changes")
         emit_rows(changes, fmt, _CHANGES)
 
 
-def _words(
+def words_of(
     row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]], known: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, str]]:
     """(topic, text), the most urgent first. known: the changes in the store, None if it cannot be read."""
@@ -144,7 +159,7 @@ def _words(
             )
     if row["watch"] not in (None, "running"):
         yield "clock watch", str(row["watch"])
-    yield "real - mono", f"{row['real_mono_ns']} ns"
+    yield REAL_MONO, f"{row['real_mono_ns']} ns"
     yield "boot - mono", f"{row['boot_mono_ns']} ns (suspended)"
     yield "mono - raw", f"{row['mono_raw_ns']} ns"
     yield "read within", duration(row["err_ns"])
@@ -181,6 +196,19 @@ def _jump(jump: dict[str, Any] | None) -> str:
     )
 
 
+def change_words(row: dict[str, Any]) -> str:
+    """A row of ``changes_in`` in words, without its time."""
+    kind = row["kind"] or "change"
+    if row["ret"] is not None and row["ret"] < 0:
+        kind += " refused by the kernel"
+    elif row["kind"] == "frequency" and row["freq_after_ppb"] is not None:
+        kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
+    elif row["size_ns"]:
+        kind += f" of {_signed(row['size_ns'])}"
+    who = f"{row['comm']} pid {row['pid']}" if row["pid"] is not None else row["comm"] or "an unknown process"
+    return f"{kind}, by {who}" + (f" ({row['via']})" if row["via"] else "")
+
+
 def _subscribers(notices: dict[str, Any]) -> str:
     dropped = f", {notices['dropped']} dropped" if notices["dropped"] else ""
     n = notices["subscribers"]
@@ -190,13 +218,11 @@ def _subscribers(notices: dict[str, Any]) -> str:
     )
 
 
-def _changes(store: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+def changes_in(source: RowSource) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """(the last changes, oldest first; the last jump)."""
     from agent.ask.question import Question, Where
-    from agent.store.sources import opened
 
     jumped = (Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True))
-    with opened(store, ["clock_change"]) as source:
-        last = source.rows(Question("clock_change", _CHANGES).newest(10))[::-1]
-        jumps = source.rows(Question("clock_change", ("boot_id", *_CHANGES), jumped).newest(1))
+    last = source.rows(Question("clock_change", _CHANGES).newest(10))[::-1]
+    jumps = source.rows(Question("clock_change", ("boot_id", *_CHANGES), jumped).newest(1))
     return last, jumps[0] if jumps else None

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
+
+TABLES_OF = ("clock_daemon", "clock_offset")
 _COLUMNS = (
     "t_ns",
     "daemon",
@@ -39,30 +43,28 @@ _KINDS = ("system", "source", "check")
 _RECENT_NS = 600_000_000_000
 
 
-def rows(store: str) -> list[dict[str, Any]]:
+def rows(source: RowSource) -> list[dict[str, Any]]:
     """In the newest boot, the last row of each daemon (whatever its source), of each of its sources, and of each
-    comparison. Raises AgentError.
+    comparison. The source has the tables ``TABLES_OF``. Raises AgentError.
     """
     from agent.ask.question import GroupValue, Question, Where
-    from agent.store.sources import opened
 
-    with opened(store, ["clock_daemon", "clock_offset"]) as source:
-        if not source.boots:
-            return []
-        boot = Where("boot_id", "=", source.boots[-1])
-        newest = Question("clock_offset", where=(boot,), values=(GroupValue("last_ns", "max", "t_ns"),))
-        read_ns = source.rows(newest)[0]["last_ns"]
-        if read_ns is None:
-            return []
-        recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
-        reports = source.rows(
-            Question(
-                "clock_daemon",
-                _COLUMNS,
-                (boot, recent, Where("kind", "in", _KINDS)),
-                latest=("daemon", "kind", "source"),
-            )
+    if not source.boots:
+        return []
+    boot = Where("boot_id", "=", source.boots[-1])
+    newest = Question("clock_offset", where=(boot,), values=(GroupValue("last_ns", "max", "t_ns"),))
+    read_ns = source.rows(newest)[0]["last_ns"]
+    if read_ns is None:
+        return []
+    recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
+    reports = source.rows(
+        Question(
+            "clock_daemon",
+            _COLUMNS,
+            (boot, recent, Where("kind", "in", _KINDS)),
+            latest=("daemon", "kind", "source"),
         )
+    )
     last = {(row["daemon"], row["kind"], None if row["kind"] == "system" else row["source"]): row for row in reports}
     return sorted(last.values(), key=lambda r: (r["daemon"] or "", _KINDS.index(r["kind"]), r["source"] or ""))
 

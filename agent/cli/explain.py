@@ -15,6 +15,7 @@ from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.question import Where
+    from agent.ask.row_source import RowSource
 
 _WIDTH = 100
 _AROUND_S = 10
@@ -34,25 +35,17 @@ def command(finding: str, fmt: str, store: str) -> None:
     tickscope explain last
     tickscope explain 3f9c -o json
     """
-    import numpy as np
-
-    from agent.cli import profiles
-    from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, times, with_details
+    from agent.cli.findings import latest, none
     from agent.cli.gaps import report_gaps, unevaluated
     from agent.cli.output import emit, note
     from agent.store.sources import opened
 
-    with opened(store, [*TABLES_OF, "investigation", *profiles.TABLES_OF, "loss", "probe_status"]) as source:
+    with opened(store, tables_of()) as source:
         rows = latest(source, *with_id(finding))
         gaps = source.gaps()
         if rows:
-            row = with_details(source, rows[-1:])[0]
-            ended = source.written_by if left_open(source, row) else ""
-            row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
-            row |= times(source, row)
-            began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
-            gaps = [gap for gap in gaps if _overlaps(gap, row)]
-            profiles_of = profiles.read(source, row)
+            explained = Explained(source, rows[-1], utc=fmt != "table")
+            gaps = [gap for gap in gaps if _overlaps(gap, explained.row)]
         left_out = [] if rows else unevaluated(source)
         notes = [*source.notes, *left_out]
     report_gaps(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
@@ -64,16 +57,43 @@ def command(finding: str, fmt: str, store: str) -> None:
         )
         click.get_current_context().exit(NO_ROWS)
     check_one(rows, finding)
-    lines = (
-        [*timeline(row, began_ns, ended), *profiles.lines_of(profiles_of, row["start_ns"], _wrapped)]
-        if fmt == "table"
-        else []
-    )
     emit(
-        {"finding": row, "investigations": profiles_of, "gaps": gaps},
+        {"finding": explained.row, "investigations": explained.profiles, "gaps": gaps},
         fmt,
-        lambda: click.echo("\n".join(map(printable, lines))),
+        lambda: click.echo("\n".join(map(printable, explained.lines()))),
     )
+
+
+def tables_of() -> list[str]:
+    """The tables that an ``Explained`` is made of."""
+    from agent.cli import profiles
+    from agent.cli.findings import TABLES_OF
+
+    return [*TABLES_OF, "investigation", *profiles.TABLES_OF, "loss", "probe_status"]
+
+
+class Explained:
+    """One finding with all that is known about it. row: its columns and details. utc: its sentence has UTC."""
+
+    def __init__(self, source: RowSource, found: dict[str, Any], *, utc: bool = False) -> None:
+        import numpy as np
+
+        from agent.cli import profiles
+        from agent.cli.findings import in_wall_time, left_open, times, with_details
+
+        self.row = row = with_details(source, [found])[0]
+        self._ended = source.written_by if left_open(source, row) else ""
+        row["sentence"] = in_wall_time(source, row, utc=utc)
+        row |= times(source, row)
+        self._began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
+        self.profiles = profiles.read(source, row)
+
+    def lines(self) -> list[str]:
+        """For a terminal of its present width. Names in them may have control characters."""
+        from agent.cli import profiles
+
+        about = timeline(self.row, self._began_ns, self._ended)
+        return [*about, *profiles.lines_of(self.profiles, self.row["start_ns"], _wrapped)]
 
 
 def with_id(finding: str) -> list[Where]:

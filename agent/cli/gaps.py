@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent.service.unevaluated import NAME as UNEVALUATED
@@ -21,8 +21,14 @@ def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
 
     for text in notes:
         note(f"note: {text}")
+    for text in texts(gaps) if fmt != "json" else ():
+        note(f"gap: {text}")
+
+
+def texts(gaps: Iterable[Gap]) -> Iterator[str]:
+    """One text for the gaps of each stage and source."""
     alike: dict[tuple[str, str, str], list[Gap]] = {}
-    for gap in gaps if fmt != "json" else ():
+    for gap in gaps:
         alike.setdefault((gap["boot_id"], gap["stage"], gap["source"]), []).append(gap)
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
@@ -32,7 +38,7 @@ def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
         start, end = _when(each[0], "from"), _when(each[-1], "to")
         when = f"at {end}" if start == end else f"between {start} and {end}"
         here = "; the store has them" if stage == "export" else ""
-        note(f"gap: {lost} {records} lost in {stage} ({source}){times}, {when}{here}")
+        yield f"{lost} {records} lost in {stage} ({source}){times}, {when}{here}"
 
 
 def _when(gap: Gap, end: str) -> str:

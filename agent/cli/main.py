@@ -16,7 +16,7 @@ from agent.log import log_last_message
 #: Heading -> verb -> one line of help; the module is agent.cli.VERB, its command the attribute ``command``.
 SECTIONS = {
     "Run": {
-        "run": "Run the agent in the foreground, with a live summary on a terminal.",
+        "run": "Run the agent in the foreground.",
         "demo": "Run the agent beside a small real workload, to see findings.",
         "status": "Show the running agent: processes, probes, losses, store, export.",
         "probes": "List the probes, their state and the reason.",
@@ -31,6 +31,7 @@ SECTIONS = {
         "causes": "List all causes, or describe one.",
     },
     "At a glance": {
+        "top": "Show findings, limiters, queues, clocks and blocked processes, live.",
         "limiters": "Show rate limiters and their decisions.",
         "ui": "Show findings and curves as a web page on this host.",
         "queues": "Show queues and their lag.",

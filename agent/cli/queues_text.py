@@ -31,10 +31,20 @@ def broker_lines(rows: Sequence[Row], width: int | None, colour: bool, *, whole:
     """A heading, and one line for each queue and consumer group: partitions are added up, unless ``whole``. width: None
     for a pipe, which gets all columns.
     """
+    extra = [name for name in _EXTRA if width is None or width >= _WIDE[name]]
+    return _laid_out(broker_texts(rows if whole else summed(rows), extra), width, colour)
+
+
+def summed(rows: Sequence[Row]) -> list[Row]:
+    """One row for each queue and group, and for each server: partitions are added up."""
+    return [added_up(some) for some in _grouped(rows)]
+
+
+def broker_texts(rows: Sequence[Row], extra: Iterable[str] = tuple(_EXTRA)) -> list[dict[str, str]]:
+    """The cells of each row, by column. extra: which columns of ``_EXTRA`` too."""
     several_clusters = len({(row["system"], row["cluster"]) for row in rows}) > len({row["system"] for row in rows})
     several_hosts = len({row["host"] for row in rows}) > 1
-    extra = {name: column for name, column in _EXTRA.items() if width is None or width >= _WIDE[name]}
-    texts = [
+    return [
         {
             **({"host": row["host"] or "-"} if several_hosts else {}),
             "system": row["system"] or "-",
@@ -44,13 +54,12 @@ def broker_lines(rows: Sequence[Row], width: int | None, colour: bool, *, whole:
             "behind": seconds(behind(row)),
             "trend": sparkline((row["trend"] or [])[-_TREND:]),
             "drains": seconds(row["drains_in_s"]),
-            **{name: count(row[column]) for name, column in extra.items()},
+            **{name: count(row[_EXTRA[name]]) for name in extra},
             "status": row["status"] or "-",
             "why": row["reason"] or row["inexact_reason"] or "",
         }
-        for row in (rows if whole else [added_up(some) for some in _grouped(rows)])
+        for row in rows
     ]
-    return _laid_out(texts, width, colour)
 
 
 def kernel_lines(rows: Sequence[Row], width: int | None, colour: bool) -> list[str]:

@@ -14,7 +14,7 @@ from agent.cli import options
 from agent.cli.output import knows_escapes
 from agent.common.lean import without_docstrings
 from agent.config import Config, resolve
-from agent.log import log_message, use
+from agent.log import INFO, log_message, use
 from agent.posix.signals import hold
 
 
@@ -34,6 +34,8 @@ def run_agent(config: Config) -> None:
         "MALLOC_MMAP_THRESHOLD_": "131072",
         "MALLOC_TRIM_THRESHOLD_": "262144",
     }
+    if config.live:
+        log_message("tickscope: attaching the probes; the first time this takes some seconds", INFO)
     hold()
     command = [sys.executable, "-P", *without_docstrings(), "-m", "agent.start", str(settings)]
     os.execve(sys.executable, command, environment)
@@ -59,10 +61,10 @@ def command(
 ) -> None:
     """Run the agent in the foreground.
 
-    The agent needs root to load its BPF programs, and drops root privileges before it reads the first event. On a
-    terminal it shows a live summary; Ctrl-C stops it and prints totals and losses. It prints `ready` on stderr when all
-    probes are attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the
-    journal, with a priority). SIGHUP reloads the settings, and reports those that need a restart.
+    The agent needs root to load its BPF programs, and drops root privileges before it reads the first event. It prints
+    `ready` on stderr when all probes are attached, and a line when a finding opens and when it closes (in the journal,
+    with a priority). On a terminal a line below says how many are open; `tickscope top` shows more. Ctrl-C stops the
+    agent and prints totals and losses. SIGHUP reloads the settings, and reports those that need a restart.
     """
     from agent.common.credentials import has_password
     from agent.queues.catalogue import broker

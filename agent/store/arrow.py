@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from agent.tables import TABLES
 WALL_COLUMNS = ("wall_ns", "wall_err_ns", "wall_state", "wall_alt_ns")
 _STATES = next(c.names for c in DERIVED if c.name == "wall_state")
 _PIECE_BYTES = 1 << 20
+#: So many small pieces in a row become one, since each costs a query time.
+_SMALL_PIECES, _SMALL_ROWS = 32, 1_000
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -56,7 +59,7 @@ class Gathered:
     """
 
     def __init__(self) -> None:
-        self._tables: dict[str, list[pa.Table]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
         self._waiting: dict[tuple[str, str, str], list[np.ndarray]] = {}
 
     def add(self, table: str, rows: np.ndarray, boot_id: str, host: str) -> None:
@@ -70,11 +73,33 @@ class Gathered:
         """All rows so far, by table, in order of arrival; batches of one boot and host are merged."""
         for key in list(self._waiting):
             self._convert(*key)
-        return self._tables
+        return {table: [piece.rows for piece in pieces] for table, pieces in self._pieces.items()}
+
+    def forget(self, old: Callable[[str, str, int], bool]) -> None:
+        """Removes pieces. old: given a table, a boot and the newest time in a piece (CLOCK_BOOTTIME ns), whether nobody
+        wants it any more.
+        """
+        for table, pieces in self._pieces.items():
+            pieces[:] = [one for one in pieces if not old(table, one.boot_id, one.last_ns)]
 
     def _convert(self, table: str, boot_id: str, host: str) -> None:
         rows = np.concatenate(self._waiting.pop((table, boot_id, host)))
-        self._tables.setdefault(table, []).append(to_arrow(table, rows, boot_id, host))
+        new = _Piece(to_arrow(table, rows, boot_id, host), boot_id, int(rows["t_ns"].max()))
+        pieces = self._pieces.setdefault(table, [])
+        pieces.append(new)
+        if len(small := pieces[-_SMALL_PIECES:]) == _SMALL_PIECES and all(
+            one.boot_id == boot_id and len(one.rows) < _SMALL_ROWS for one in small
+        ):
+            merged = pa.concat_tables([one.rows for one in small]).combine_chunks()
+            pieces[-_SMALL_PIECES:] = [_Piece(merged, boot_id, max(one.last_ns for one in small))]
+
+
+class _Piece(NamedTuple):
+    """Converted rows of one boot; last_ns: their newest time, CLOCK_BOOTTIME."""
+
+    rows: pa.Table
+    boot_id: str
+    last_ns: int
 
 
 def wall_arrays(times: Converted) -> list[pa.Array]:

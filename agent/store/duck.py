@@ -85,18 +85,11 @@ def closed(db: duckdb.DuckDBPyConnection) -> None:
     db.close()
 
 
-def make_view(
-    db: duckdb.DuckDBPyConnection,
-    table: str,
-    parts: Iterable[pa.Table],
-    files: Sequence[str],
-    window: Window,
-    *,
-    bounded: bool,
-) -> None:
-    """A view of a table over rows in memory and Parquet files. bounded: only the window's rows."""
-    hold(db, table, parts)
-    db.execute(f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}")
+def view(table: str, files: Sequence[str], window: Window, *, bounded: bool) -> str:
+    """The statement for a view of a table over rows in memory (``hold``) and Parquet files. bounded: only the window's
+    rows.
+    """
+    return f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}"
 
 
 def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[pa.Table]) -> None:

@@ -20,11 +20,12 @@ from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
 from agent.store.answers import Answers, executed
 from agent.store.damage import unreadable
-from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, snapshot
+from agent.store.reader import WRITES_NS, Reader, Sealed, Snapshot, boots
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 T = TypeVar("T")
 _TRIES = 10
@@ -59,16 +60,40 @@ class Session(Answers):
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
         relative = any(isinstance(t, str) and t.strip().startswith("boot+") for t in (since, until))
-        known = boots(self.path) if relative else []
-        self.window = Window(*(parse(t, known) if isinstance(t, str) else t for t in (since, until)))
+        self._bounds = (since, until)
+        self.window = self._present(boots(self.path) if relative else [])
+        self._reader = self._new_reader()
         self._taken = self._snapshot()
         self._damaged: dict[str, str] = {}
         self._open()
+
+    def _present(self, known: list[str]) -> Window:
+        """The window as of now. known: the boots of the store."""
+        return Window(*(parse(t, known) if isinstance(t, str) else t for t in self._bounds))
+
+    def _new_reader(self) -> Reader:
+        return Reader(self.path, frozenset([*self._tables, "clock_offset"]))
+
+    def refresh(self) -> set[str]:
+        sealed = self._taken.sealed
+        self.window = self._present(self.boots)
+        self._taken = self._snapshot()
+        self._viewed.clear()
+        resealed = self._taken.sealed != sealed
+        if resealed:  # the last rows of a segment may have been sealed before they could be read
+            self._histories.clear()
+        for boot_id, rows in self._reader.offsets:
+            if boot_id in self._histories:
+                self._histories[boot_id].append(rows)
+        for boot_id, history in self._histories.items():
+            history.watched(self._watched_ns(boot_id))
+        return set(self._tables) if resealed else self._reader.added & set(self._tables)
 
     def _open(self) -> None:
         """Opens a database without views: opening the files of unused tables would take as long as many a query."""
         self._db = duck.connected(self._wall)
         self._viewed: set[str] = set()
+        self._views: dict[str, tuple[list[pa.Table], str]] = {}
         duck.confine(self._db, [f"{self.path}/"])
 
     def _close(self) -> None:
@@ -109,6 +134,8 @@ class Session(Answers):
             return []
         if taken.boots[-1] != this_boot():
             return ["no agent has written this store since this host was booted"]
+        if taken.end_ns == NULL_I64:
+            return ["no agent writes this store now, and it has no rows"]
         age = brief(max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) / 1e9)
         return [f"no agent writes this store now; its newest row is {age} old"]
 
@@ -147,6 +174,7 @@ class Session(Answers):
                 if not self._set_aside() and not isinstance(error, duckdb.IOException):
                     raise duck.usage(problem, sql, self._tables) from None
                 self._close()
+                self._reader = self._new_reader()
                 self._taken = self._snapshot()
                 self._open()
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
@@ -187,7 +215,7 @@ class Session(Answers):
             return False
 
     def _snapshot(self) -> Snapshot:
-        return snapshot(self.path, frozenset([*self._tables, "clock_offset"]), None if self._whole else self.window)
+        return self._reader.snapshot(None if self._whole else self.window)
 
     def _make_views(self, sql: str) -> None:
         """Creates views of the tables that the query names, or of all if it names none. Raises duckdb.Error for a
@@ -196,14 +224,14 @@ class Session(Answers):
         named = set(mentioned(sql)) & set(self._tables) or self._tables
         for table in (t for t in self._tables if t in named and t not in self._viewed):
             lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
-            duck.make_view(
-                self._db,
-                table,
-                [*self._taken.hot.get(table, []), *lost],
-                self._files(table),
-                self.window,
-                bounded=self._bounded,
-            )
+            parts = [*self._taken.hot.get(table, []), *lost]
+            sql = duck.view(table, self._files(table), self.window, bounded=self._bounded)
+            before, made = self._views.get(table, ((), ""))
+            if len(parts) != len(before) or any(a is not b for a, b in zip(parts, before, strict=True)) or not made:
+                duck.hold(self._db, table, parts)
+            if sql != made:
+                self._db.execute(sql)
+            self._views[table] = (parts, sql)
             self._viewed.add(table)
 
     def _files(self, table: str) -> list[str]:

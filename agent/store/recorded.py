@@ -64,13 +64,18 @@ class Recorded(Answers):
         self._db = duck.connected(self._wall)
         held = rows.tables()
         for table in self._tables:
-            duck.make_view(self._db, table, held.get(table, ()), (), self.window, bounded=bounded)
+            duck.hold(self._db, table, held.get(table, ()))
+            self._db.execute(duck.view(table, (), self.window, bounded=bounded))
         duck.confine(self._db)
 
     @property
     def boots(self) -> list[str]:
         """The recorded boot."""
         return [self._boot]
+
+    def refresh(self) -> set[str]:
+        """Nothing is added to a recording."""
+        return set()
 
     def last_ns(self, boot_id: str) -> int | None:
         return self._end_ns if boot_id == self._boot else None

@@ -3,7 +3,7 @@ installed beside this Python).
 
 It runs `tickscope demo --step-clock` on a terminal of its own, with a store and sockets of its own. Then it runs the
 commands of each block of README.md and docs/ that is marked ``ran by python -m tests.docs.session`` and puts what they
-said below them, and draws the live summary and the clock.
+said below them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs import ROOT, pages, screen
+from tests.docs import pages
 
 COLUMNS, LINES = 100, 38
 #: How many lines of an output are kept is said in the mark.
 BLOCK = re.compile(
     r"(<!-- ran by python -m tests\.docs\.session(?:, first (\d+) lines)? -->\n```console\n)(.*?)(```\n)", re.DOTALL
 )
-LIVE = ROOT / "docs/live.svg"
 _PATIENCE_S = 120
 
 
@@ -109,8 +108,8 @@ def until(env: dict[str, str], *args: str, rows: int) -> None:
 
 
 @contextlib.contextmanager
-def demo() -> Iterator[tuple[Terminal, dict[str, str]]]:
-    """The demo on a terminal, and the environment in which its verbs find it."""
+def demo() -> Iterator[dict[str, str]]:
+    """The demo on a terminal. Yields the environment in which its verbs find it."""
     with tempfile.TemporaryDirectory(prefix="tickscope-docs-", dir="/var/tmp") as name:
         root = Path(name)
         root.chmod(0o755)  # the demo's limiter is nobody
@@ -126,18 +125,17 @@ def demo() -> Iterator[tuple[Terminal, dict[str, str]]]:
         }
         terminal = Terminal(["tickscope", "demo", "--step-clock"], env)
         try:
-            yield terminal, {**env, "NO_COLOR": "1"}
+            yield {**env, "NO_COLOR": "1"}
         finally:
             terminal.end(signal.SIGINT)
 
 
 def main() -> None:
-    with demo() as (terminal, env):
+    with demo() as env:
         until(env, "query", "finding", "--where", "state = 'closed' and symptom = 'clock_jump'", rows=2)
         until(
             env, "query", "finding", "--where", "state = 'closed' and symptom <> 'clock_jump'", rows=2
         )  # a stall is the last one
-        LIVE.write_text(screen.svg(screen.last_frame(terminal.text.decode(errors="replace")), "tickscope demo"))
         for page in pages():
             before = page.read_text()
             after = rewritten(before, env)
