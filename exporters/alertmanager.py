@@ -24,6 +24,7 @@ from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.common.finding import CHANGED, CLOSED, FindingEvent, FindingEvents
 from agent.common.instants import iso
+from agent.common.places import PLACE
 from agent.common.sentence import ToWall
 from exporters.lane import Lane
 from exporters.notifier import MAX_AGE_S, MOST_WAITING, Notifier
@@ -40,6 +41,8 @@ RESEND_S = 60.0
 IDLE_S = 600.0
 #: Clocks that differ by less agree: a Date has whole seconds, and an answer takes time.
 _AGREE_NS = 2 * 10**9
+#: Labels by which teams are found, as kube-prometheus has them -> columns; ``culprit_``: of the culprit.
+_PLACE = {name.removesuffix("_name"): name for name in PLACE}
 #: Columns of a finding that are labels.
 _LABELS = ("finding_id", "symptom", "cause", "culprit_comm", "culprit_object")
 _SEVERITY = {"alarm": "warning", "notice": "info"}
@@ -156,8 +159,9 @@ class AlertmanagerNotifier(Notifier):
             "instance": self._instance,
             "severity": _SEVERITY[one.text("severity")],
             "incident": incident(one, self._instance),
-            "container_id": one.text("container_id"),
+            **{label: one.text(name) for label, name in _PLACE.items()},
             **{f"tickscope_{name}": one.text(name) for name in _LABELS},
+            **{f"tickscope_culprit_{label}": one.text(f"culprit_{name}") for label, name in _PLACE.items()},
             **self._settings.labels,
         }
         return {name: value for name, value in labels.items() if value}

@@ -699,6 +699,15 @@ METRICS: tuple[Metric, ...] = (
         ("cause",),
         distinct="finding_id",
     ),
+    Metric(
+        "tickscope.findings.by_place",
+        "{finding}",
+        "counter",
+        "Findings by cause and by where the impacted process ran. A finding counts once under the same labels.",
+        "finding",
+        ("cause", "severity", "namespace", "pod", "container_name", "unit"),
+        distinct="finding_id",
+    ),
     *_counted(
         "tickscope.losses", "{record}", "Records lost.", "loss", "source", ("stage",), ("source",), value="count"
     ),

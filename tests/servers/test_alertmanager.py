@@ -18,7 +18,7 @@ from agent.common.sentence import ToWall
 from exporters import lane
 from exporters.alertmanager import AlertmanagerNotifier
 from exporters.notify_settings import AlertmanagerSettings
-from tests.found import HOSTILE, events, finding, hostile
+from tests.found import HOSTILE, PLACES, events, finding, hostile
 from tests.patience import until
 from tests.servers.alertmanager import PROGRAM, Alertmanager, pager
 
@@ -59,7 +59,7 @@ def test_an_open_finding_fires_and_a_closed_one_is_resolved(tmp_path: Path, pref
     with pager() as (port, pages), Alertmanager(tmp_path, port, prefix=prefix) as server:
         with notifying(server.url, labels={"cluster": "eu-1"}) as sink:
             sink.offer(finding("n", severity="notice"))
-            sink.offer(finding("a", culprit_pid=7))
+            sink.offer(finding("a", culprit_pid=7, **PLACES))
             until(lambda: pages)
             (alert,) = server.alerts()
             assert alert["labels"] == {
@@ -68,11 +68,16 @@ def test_an_open_finding_fires_and_a_closed_one_is_resolved(tmp_path: Path, pref
                 "severity": "warning",
                 "incident": "process_stopped redis-server on node-7",
                 "cluster": "eu-1",
+                "namespace": "shop",
+                "pod": "api-7c9d",
+                "container": "api",
+                "image": "shop:1.4",
                 "container_id": "c" * 64,
                 "tickscope_finding_id": "a",
                 "tickscope_symptom": "decision_latency",
                 "tickscope_cause": "process_stopped",
                 "tickscope_culprit_comm": "redis-server",
+                "tickscope_culprit_unit": "redis.service",
             }
             assert alert["annotations"]["summary"] == "Decisions of limiter shop:api took up to 2 s"
             assert alert["annotations"]["description"].endswith(": tickscope explain a")
