@@ -17,6 +17,7 @@ DECLARED = (
         UNIT,
         enum("runtime", "containerd crio podman docker", "the runtime", "container.runtime.name"),
         latest_by="container_id",
+        as_of="t_ns",
     ),
     table(
         "loss",

@@ -146,8 +146,9 @@ def test_a_hostile_name_is_a_value_and_nothing_else(shared: Alertmanager, name: 
         sink.offer(hostile(name, HOSTILE[name]))
         until(lambda: not sink.waiting())
         (alert,) = (one for one in shared.alerts() if one["labels"]["tickscope_finding_id"] == name)
+        places = ("namespace", "pod", "container", "image", "unit", "container_id")
         assert alert["labels"]["severity"] == "warning"
-        assert alert["labels"]["tickscope_culprit_object"].isprintable()
+        assert all(value.isprintable() for value in alert["labels"].values())
         assert alert["annotations"]["summary"].isprintable()
         assert set(alert["labels"]) == {
             "alertname",
@@ -155,6 +156,8 @@ def test_a_hostile_name_is_a_value_and_nothing_else(shared: Alertmanager, name: 
             "severity",
             "incident",
             *(f"tickscope_{one}" for one in ("finding_id", "symptom", "cause", "culprit_comm", "culprit_object")),
+            *places,
+            *(f"tickscope_culprit_{one}" for one in places),
         }
 
 
