@@ -197,7 +197,8 @@ class _HotRows:
                 yield head.boot_id, frame.table, frame.rows
             elif frame.kind == FrameKind.TICK:
                 self.last_ns = max(self.last_ns, frame.t_ns)
-        self._rows.forget(lambda table, boot, last_ns: not _always(table) and window.misses(boot, last_ns, last_ns))
+        # Of the first row of what it collected only the newest time is known.
+        self._rows.forget(lambda table, boot, last_ns: not _always(table) and window.misses(boot, NULL_I64, last_ns))
 
     def tables(self) -> dict[str, list[pa.Table]]:
         return self._rows.tables()
