@@ -20,7 +20,7 @@ setup(
     package_data={
         "bpf": ["*.c", "*.h", "include/**/*.h"],
         "agent": ["arch/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*"],
-        "dashboards": ["*.json", "*.yaml"],
+        "dashboards": ["*.json", "*.yaml", "*.libsonnet"],
     },
     install_requires=[
         "click>=8.1,<9",

@@ -49,7 +49,7 @@ class Rule(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class Recording(NamedTuple):
+class RecordingRule(NamedTuple):
     record: str
     expression: str
     meaning: str
@@ -110,27 +110,27 @@ _JUMP = f'topk by (instance) (1, {_NAME["tickscope.finding.open"]}{{tickscope_sy
 _JOINED = "tickscope_cause, tickscope_culprit_comm, tickscope_culprit_object"
 
 RECORDINGS = (
-    Recording(
+    RecordingRule(
         _REFUSED,
         _grown("tickscope.limiter.wrongly_refused.by_limiter", ", ".join(("instance", *_LIMITER))),
         "requests that a limiter refused only because of a clock jump, in the last 5 minutes",
     ),
-    Recording(
+    RecordingRule(
         _OVER,
         _grown("tickscope.limiter.over_admitted.by_limiter", ", ".join(("instance", *_LIMITER))),
         "requests that a limiter admitted only because of a clock jump, in the last 5 minutes",
     ),
-    Recording(
+    RecordingRule(
         _LAG,
         f"sum by ({', '.join(('instance', *QUEUE))}) ({_NAME['tickscope.queue.lag']})",
         "lag of a consumer group over all partitions",
     ),
-    Recording(
+    RecordingRule(
         _DUE,
         f"max by ({', '.join(('instance', *QUEUE))}) ({_PENDING} / ({_PENDING} + {_LEFT}))",
         "age of the oldest unacknowledged message as a share of the time after which it is redelivered",
     ),
-    Recording(
+    RecordingRule(
         _COUNT,
         "count by (instance, tickscope_severity, tickscope_cause) (" + _NAME["tickscope.finding.open"] + " == 1)",
         "open findings by cause",

@@ -33,7 +33,7 @@ apt_install() (
 	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" >/dev/null || exit
 	for package in "$@"; do
 		case $package in
-		redis-server | nginx-light | haproxy | nats-server | postgresql | prometheus) units=("${package%-light}.service") ;;
+		redis-server | nginx-light | haproxy | nats-server | postgresql | prometheus | prometheus-alertmanager) units=("${package%-light}.service") ;;
 		etcd-server) units=(etcd.service etcd2.service) ;;
 		rabbitmq-server) units=(rabbitmq-server.service epmd.socket epmd.service) ;;
 		*) continue ;;
@@ -112,7 +112,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(curl etcd-server netbase procps gcc g++ libc6-dev libssl-dev binutils gdb haproxy libnginx-mod-http-lua mmdebstrap musl-tools nats-server postgresql prometheus qemu-system-x86 rabbitmq-server xz-utils)
+		packages+=(curl etcd-server netbase procps gcc g++ libc6-dev libssl-dev binutils gdb haproxy jsonnet libnginx-mod-http-lua mmdebstrap musl-tools nats-server postgresql prometheus prometheus-alertmanager qemu-system-x86 rabbitmq-server xz-utils)
 		command -v npm >/dev/null || packages+=(nodejs npm)
 		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)

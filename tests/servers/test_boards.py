@@ -158,7 +158,7 @@ def test_rules_are_evaluated_without_an_error(server: Prometheus) -> None:
 
 
 @pytest.mark.parametrize("rule", alerts.RECORDINGS, ids=lambda r: str(r.record))
-def test_what_is_recorded_has_data(server: Prometheus, rule: alerts.Recording) -> None:
+def test_what_is_recorded_has_data(server: Prometheus, rule: alerts.RecordingRule) -> None:
     assert server.query(rule.expression) and until(lambda: server.query(rule.record))
 
 

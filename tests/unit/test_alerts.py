@@ -632,7 +632,7 @@ def test_a_jump_without_its_finding_is_reported_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [*alerts.RULES, *alerts.RECORDINGS], ids=lambda r: str(r[0]))
-def test_what_increases_starts_at_0_or_counts_its_first_sample(rule: alerts.Rule | alerts.Recording) -> None:
+def test_what_increases_starts_at_0_or_counts_its_first_sample(rule: alerts.Rule | alerts.RecordingRule) -> None:
     observed_from_0 = {"tickscope.metrics.overflowed"}
     for name in re.findall(r"increase\((\w+)", rule.expression):
         metric = next(m for m in METRICS if m.prometheus == name)
