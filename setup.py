@@ -62,6 +62,7 @@ setup(
             "throttled-py>=3.5,<4",
             "slowapi>=0.1.9,<0.2",
             "starlette>=0.40,<2",
+            "grafana-foundation-sdk>=0.0.16,<0.1",  # not the releases with an epoch, which are of Grafana 10
         ]
     },
     scripts=["agent/cli/tickscope"],  # not what pip would write, which imports more before it can be interrupted

@@ -331,7 +331,7 @@ def page_of(alert: str) -> str:
     return f"runbooks/{alert}.md"
 
 
-def annotations(rule: Rule) -> dict[str, str]:
+def texts(rule: Rule) -> dict[str, str]:
     return {
         "summary": rule.summary,
         "description": rule.meaning,
@@ -348,7 +348,7 @@ def alerts() -> dict[str, Any]:
             **({"for": r.lasts} if r.lasts else {}),
             # An empty value removes the label.
             "labels": {"severity": r.severity, "incident": r.incident, **dict.fromkeys(r.dropped, "")},
-            "annotations": annotations(r),
+            "annotations": texts(r),
         }
         for r in RULES
     ]

@@ -3,7 +3,8 @@ compares).
 
 Panels name metrics of exporters/metrics.py and derive their query, unit and description from the declaration, so a
 renamed metric fails here, not in front of an operator. Plain dictionaries, not grafana-foundation-sdk: all panels are
-one of two shapes, and the queries, which the library does not make, are most of this file. Model:
+of a few shapes, and the queries, which the library does not make, are most of this file. A test has its
+types, which are made from Grafana's schema, check every field. Model:
 https://grafana.com/docs/grafana/latest/visualizations/dashboards/build-dashboards/view-dashboard-json-model/
 """
 

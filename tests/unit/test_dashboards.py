@@ -7,10 +7,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import boards
 from dashboards.boards import BOARDS, Panel, dashboard
@@ -96,6 +101,29 @@ def test_marks_show_no_text_of_others(name: str) -> None:
     marks = dashboard(name)["annotations"]["list"]
     labels = {label for m in marks for label in re.findall(r"\{\{(\w+)\}\}", m["titleFormat"] + m["textFormat"])}
     assert labels == {"direction", "tickscope_symptom", "tickscope_cause", "tickscope_finding_id"}
+
+
+def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Where the one has something that the other has not."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            yield from lost(value, kept[key], f"{path}.{key}") if key in kept else (f"{path}.{key}",)
+    elif isinstance(given, list):
+        for n, (one, other) in enumerate(zip_longest(given, kept)):
+            yield from lost(one, other, f"{path}[{n}]")
+    elif given != kept:
+        yield path
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_grafanas_own_types_know_every_field(name: str) -> None:
+    """They are generated from Grafana's schema. A field that they do not know does not come back."""
+    register_default_plugins()  # the types of panels and queries
+    made = dashboard(name)
+    assert list(lost(made, json.loads(JSONEncoder().encode(Dashboard.from_json(made))))) == []
+    made["panels"][1]["targets"][0]["exprs"] = made["templating"]["list"][1]["multy"] = ""
+    back = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+    assert list(lost(made, back)) == [".templating.list[1].multy", ".panels[1].targets[0].exprs"]
 
 
 def _expression(board: str, title: str) -> str:
