@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agent.cli.ui_server import UiServer
-from tests.recorded_store import fill
+from tests.replayed import filled
 
 TOKEN = "0123456789abcdef"
 
@@ -26,7 +26,7 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ui") / "store"
-    fill("4036-6", path)
+    filled(path, "4036-6")
     return path
 
 
@@ -153,7 +153,7 @@ def test_the_verb(store: Path) -> None:
 
 def test_root_becomes_the_owner_of_the_store(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    fill("0020-0", path)
+    filled(path, "0020-0")
     for file in [path, *path.rglob("*")]:
         os.chown(file, 65534, 65534)
     tmp_path.chmod(0o755)
