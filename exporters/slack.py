@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agent.common.finding import CLOSED, REOPENED, FindingEvent, FindingEvents
-from agent.common.places import place_text
+from agent.common.places import culprit_place, place_text
 from exporters.lane import Lane
 from exporters.notifier import Notifier
 from exporters.notify_settings import SlackSettings
@@ -60,7 +60,7 @@ class SlackNotifier(Notifier):
         title = f"{_WORDS.get(one.event, 'Opened')} on {escaped(one.text('host'))}"
         sentence = escaped(one.text("sentence"))
         named = {name: one.text(name) for name in ("cause", "symptom")}  # the sentence names the others
-        named |= {"where": place_text(one.fields), "culprit in": place_text(one.fields, "culprit_")}
+        named |= {"where": place_text(one.fields), "culprit in": culprit_place(one.fields)}
         known = [f"{name}: {escaped(text)}" for name, text in named.items() if text]
         known.append(f"`tickscope explain {escaped(one.text('finding_id'))}`")
         if link := self._link(one):

@@ -25,6 +25,20 @@ HOSTILE = {
     "mrkdwn": "`*_~",
     "bytes": "\udcff\udcfe",
 }
+#: Cause, culprit_comm and culprit_object of findings, and the label ``incident`` of their alerts on node-7.
+INCIDENTS = [
+    ("clock_step", "chronyd", "", "clock"),
+    ("clock_slew", "", "", "clock"),
+    ("process_stopped", "redis-server", "", "process_stopped redis-server on node-7"),
+    ("network_delay", "", "10.0.0.1:6379", "network_delay 10.0.0.1:6379"),
+    ("network_delay", "redis-server", "[2001:db8::1]:6379", "network_delay [2001:db8::1]:6379"),
+    ("network_delay", "", "127.0.0.1:6379", "network_delay on node-7"),
+    ("network_delay", "", "[::1]:6379", "network_delay on node-7"),
+    ("network_delay", "", "eth0", "network_delay on node-7"),
+    ("memory", "api", "/sys/fs/cgroup/10.0.0.1:80", "memory api on node-7"),
+    ("disk", "", "cafe:80", "disk on node-7"),
+    ("unknown", "", "", "unknown on node-7"),
+]
 
 #: Where the impacted process ran, and its culprit.
 PLACES = {

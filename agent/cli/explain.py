@@ -10,7 +10,7 @@ import click
 
 from agent.cli import options
 from agent.columns import NULL_I64
-from agent.common.places import place_text
+from agent.common.places import culprit_place, place_text
 from agent.common.printable import printable
 from agent.errors import NO_ROWS, USAGE, AgentError
 
@@ -203,8 +203,7 @@ def culprit_of(row: dict[str, Any]) -> str:
 
     pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))
     culprit = process(comm or "", pid) if comm or pid is not None else ""
-    where = place_text(row, "culprit_")
-    where = f"in {where}" if where and where != place_text(row) else ""
+    where = f"in {place}" if (place := culprit_place(row)) else ""
     return ", ".join(part for part in (culprit, where, what) if part)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.common import host
 from agent.common.duration import instant, span
-from agent.common.places import PLACE
+from agent.common.places import PLACES
 from agent.common.printable import printable
 from agent.common.sentence import ToWall, pieces, text_of
 from agent.log import INFO, NOTICE, WARNING
@@ -24,8 +24,7 @@ Fields = dict[str, str | int | float]
 
 class FindingEvent(NamedTuple):
     """event: opened, opened_again, changed or closed. fields: of the finding, by column, and ``host``; control
-    characters in its texts are escaped. Unknown values are left out, and the place of a culprit that ran in the same
-    place as the impacted process.
+    characters in its texts are escaped. Unknown values are left out.
     """
 
     event: str
@@ -93,9 +92,7 @@ class FindingEvents:
         pid = int(row["culprit_pid"])
         known: Fields = {name: printable(row[name]) for name in ("cause_detail", "culprit_comm", "culprit_object")}
         known |= {"culprit_pid": pid} if pid > 0 else {}
-        known |= {name: printable(row[name]) for name in PLACE}
-        if any(row[f"culprit_{name}"] != row[name] for name in PLACE):
-            known |= {f"culprit_{name}": printable(row[f"culprit_{name}"]) for name in PLACE}
+        known |= {name: printable(row[name]) for name in PLACES}
         fields |= {name: value for name, value in known.items() if value}
         return fields | {"start_ns": int(row["start_ns"]), "end_ns": int(row["end_ns"])}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Columns of ``finding``; with ``culprit_`` in front those of the culprit.
+#: Columns of ``finding`` of where the impacted process ran.
 PLACE = ("namespace", "pod", "container_name", "image", "unit", "container_id")
+#: The same, and where the culprit ran.
+PLACES = (*PLACE, *(f"culprit_{name}" for name in PLACE))
 
 
 def place_text(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -21,3 +23,9 @@ def place_text(row: Mapping[str, Any], prefix: str = "") -> str:
         ("unit", unit),
     )
     return ", ".join(f"{what} {text}" for what, text in named if text)
+
+
+def culprit_place(row: Mapping[str, Any]) -> str:
+    """The same of the culprit; empty if it is where the impacted process ran."""
+    where = place_text(row, "culprit_")
+    return "" if where == place_text(row) else where
