@@ -189,14 +189,14 @@ class _HotRows:
         self.last_ns, self.unread = NULL_I64, 0
         self._tables, self._window = tables, window
         self._new, self._indexed = True, False
-        self._begin = b""
+        self._file: tuple[int, int] | None = None
         self._rows = Gathered()
 
     def replaced(self, fd: int) -> bool:
         """Whether this is another file than the one that was read before."""
-        begin = os.pread(fd, _HEAD_BYTES, 0)[: len(self._begin) or None]
-        known, self._begin = self._begin, begin
-        return not begin.startswith(known)
+        now = os.fstat(fd)
+        known, self._file = self._file, (now.st_dev, now.st_ino)
+        return known is not None and (self._file != known or now.st_size < self.decoder.offset)
 
     def read(self, fd: int, window: Window) -> Iterator[tuple[str, str, np.ndarray]]:
         """Reads what was appended, and forgets rows before the window. Yields new rows with their boot and table."""
