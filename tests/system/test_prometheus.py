@@ -33,7 +33,11 @@ _AT_ONCE = {
         "Stratum",
         "Frequency correction, by the daemon",
     },
-    "agent": {"Records lost", "Sent over OTLP", "Rows not sent as spans"},
+    "agent": {
+        "Records lost",
+        *("Sent over OTLP", "Rows not sent as spans"),  # no collector is configured
+        *("Findings sent to receivers", "Requests with findings that failed", "Events of findings that were dropped"),
+    },
 }
 
 
