@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
 
-
-class RuntimeFile(NamedTuple):
+class RuntimeFile:
     """A file of each container. kind: of its content (agent/service/place.py). place: below the folder; ``{}`` is the
-    container's id.
+    container's id. (No NamedTuple: the helper, which imports this, has no use for ``typing``.)
     """
 
-    kind: str
-    folder: str
-    place: str = "{}/config.json"
+    def __init__(self, kind: str, folder: str, place: str = "{}/config.json") -> None:
+        self.kind, self.folder, self.place = kind, folder, place
 
 
 _TASKS = "containerd/io.containerd.runtime.v2.task/k8s.io"

@@ -27,7 +27,7 @@ def settings(tmp_path: Path, given: dict[str, Any], env: dict[str, str] | None =
 def test_all_is_off_by_default() -> None:
     off = NotifySettings()
     assert (off.journal, off.alertmanager.enabled, off.slack.enabled) == ("off", False, False)
-    assert start(off, {}, "", lambda t: t, lambda _: b"") == []
+    assert start(off, {}, "", lambda t: t) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_file_is_read_at_each_use(tmp_path: Path) -> None:
 
 def test_each_receiver_is_a_sink_of_its_own(tmp_path: Path) -> None:
     given = {"journal": "notice", "alertmanager": {"url": ["http://127.0.0.1:9", "http://127.0.0.1:9/am/"]}}
-    sinks = start(settings(tmp_path, given), {}, "boot", lambda t: t, lambda _: b"")
+    sinks = start(settings(tmp_path, given), {}, "boot", lambda t: t)
     try:
         assert [sink.name for sink in sinks] == ["journal", "alertmanager_1", "alertmanager_2"]
     finally:

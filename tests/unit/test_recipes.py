@@ -124,7 +124,7 @@ def test_the_table_of_a_probe_is_listed_completed_stored_sealed_and_queried(tree
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ('i64("count", UNIT)', "name 'UNIT' is not defined"),
+        ('i64("count", NOWHERE)', "name 'NOWHERE' is not defined"),
         ('i64("count")', "missing 1 required positional argument"),
         ('i64("sport", "")', "there is another column sport"),
         ('open("/etc/passwd")', "name 'open' is not defined"),
