@@ -25,7 +25,9 @@ _ROOT = Path(__file__).parents[1]
 
 def escaped(text: str) -> str:
     """Text that roff prints as it stands, also at the beginning of a line."""
-    shown = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`").replace("^", "\\(ha").replace("~", "\\(ti")
+    shown = (
+        text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`").replace("^", "\\(ha").replace("~", "\\(ti")
+    )
     return re.sub(r"^([.'])", r"\\&\1", shown, flags=re.MULTILINE)
 
 
@@ -77,7 +79,7 @@ def commands() -> Iterator[str]:
     for status, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", (_ROOT / "docs/commands.md").read_text(), re.MULTILINE):
         yield from (".TP", f".B {status}", escaped(meaning))
     yield from (".SH FILES", ".TP", f".I {escaped(str(DEFAULT_FILE))}", "The settings: tickscope.yaml(5).")
-    yield from (".SH \"SEE ALSO\"", "tickscope.yaml(5), and the documentation in")
+    yield from ('.SH "SEE ALSO"', "tickscope.yaml(5), and the documentation in")
     yield ".I /usr/share/doc/tickscope"
 
 
@@ -92,7 +94,7 @@ def settings() -> Iterator[str]:
         yield escaped(one.doc)
         if one.kind.section is None:
             yield from (".br", escaped(f"Values: {one.kind.form}.{beside(one)} Default: {yaml_text(one.shown)}"))
-    yield from (".SH \"SEE ALSO\"", "tickscope(1)")
+    yield from ('.SH "SEE ALSO"', "tickscope(1)")
 
 
 if __name__ == "__main__":
