@@ -23,12 +23,18 @@ from agent.config_example import beside, yaml_text
 _ROOT = Path(__file__).parents[1]
 
 
+#: What roff would print otherwise.
+_CHARACTERS = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\`", "^": "\\(ha", "~": "\\(ti"})
+
+
 def escaped(text: str) -> str:
-    """Text that roff prints as it stands, also at the beginning of a line."""
-    shown = (
-        text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`").replace("^", "\\(ha").replace("~", "\\(ti")
+    """Text that roff prints as it stands, also at the beginning of a line. Long words, such as URLs, may be broken."""
+    shown = re.sub(
+        r"\S{40,}",
+        lambda word: re.sub(r"(?<=[/?&,|=.])(?=\w)", r"\\:", word[0]),
+        text.translate(_CHARACTERS),
     )
-    return re.sub(r"^([.'])", r"\\&\1", shown, flags=re.MULTILINE)
+    return re.sub(r"^\.", r"\\&.", shown, flags=re.MULTILINE)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
