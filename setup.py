@@ -20,7 +20,7 @@ setup(
     package_data={
         "bpf": ["*.c", "*.h", "include/**/*.h"],
         "agent": ["arch/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*", "cli/web/*"],
-        "dashboards": ["*.json", "*.yaml"],
+        "dashboards": ["*.json", "*.yaml", "*.libsonnet"],
     },
     install_requires=[
         "click>=8.1,<9",
@@ -66,6 +66,7 @@ setup(
             "starlette>=0.40,<2",
             "playwright>=1.49,<2",
             "axe-playwright-python>=0.1.4,<0.2",
+            "grafana-foundation-sdk>=0.0.16,<0.1",  # not the releases with an epoch, which are of Grafana 10
         ]
     },
     scripts=["agent/cli/tickscope"],  # not what pip would write, which imports more before it can be interrupted

@@ -259,7 +259,6 @@ def _assemble(
     from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
-    from agent.service.containers import of_process
     from agent.service.finding_log import FindingLog
     from agent.service.hours_store import HoursStore
     from agent.service.loop import Loop
@@ -270,6 +269,7 @@ def _assemble(
     from agent.store.spawn import Limits
     from agent.store.writer import Writer
     from exporters.notify import start as start_notifiers
+    from exporters.resource import describe
     from exporters.start import start as start_exports
 
     boot, history = host.boot_id(), History()
@@ -309,7 +309,9 @@ def _assemble(
     loop = Loop(sources, store, correlator, exports.sinks)
     loop.add(Unevaluated(loop.unevaluated))
     loop.add(HoursStore(correlator, store_fd, boot, store.later))
-    loop.containers.look_up = helper.cgroup_path
+    loop.containers.look_up, loop.containers.open_file = helper.cgroup_path, helper.runtime_file
+    loop.containers.node = describe(boot, os.environ, version.VERSION, config.otlp.resource).get("k8s.node.name", "")
+    loop.add(loop.containers)
     loop.removed.append(kernel.unsubscribe)
     kernel.subscribe("exec_events", loop.containers.on_exec)
     loop.closing += [exports.page] if exports.page else []
@@ -350,7 +352,7 @@ def _assemble(
 
         live = Live(loop, status)
         loop.each_second.append(live.show)
-    loop.sinks += start_notifiers(config.notify, config.otlp.resource, boot, history.wall, of_process)
+    loop.sinks += start_notifiers(config.notify, config.otlp.resource, boot, history.wall)
     return loop, status, live, appliers(loop, intake, queues, brokers, profiling, receiver)
 
 

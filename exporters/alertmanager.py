@@ -10,10 +10,9 @@ differ: an alert that starts in its future is refused, and one that ended in its
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -21,10 +20,13 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.alert_labels import CRITICAL_AFTER_S, incident, severities
 from agent.common.clocks import boot_ns
 from agent.common.finding import CHANGED, CLOSED, FindingEvent, FindingEvents
 from agent.common.instants import iso
+from agent.common.places import PLACES
 from agent.common.sentence import ToWall
+from agent.tables import TABLES
 from exporters.lane import Lane
 from exporters.notifier import MAX_AGE_S, MOST_WAITING, Notifier
 from exporters.notify_settings import AlertmanagerSettings
@@ -40,9 +42,11 @@ RESEND_S = 60.0
 IDLE_S = 600.0
 #: Clocks that differ by less agree: a Date has whole seconds, and an answer takes time.
 _AGREE_NS = 2 * 10**9
-#: Columns of a finding that are labels.
-_LABELS = ("finding_id", "symptom", "cause", "culprit_comm", "culprit_object")
-_SEVERITY = {"alarm": "warning", "notice": "info"}
+#: Columns of a finding that are labels -> their names, which are those of ``tickscope_finding_open``.
+_LABELS = {
+    name: (TABLES["finding"].by_name[name].attribute or f"tickscope.{name}").replace(".", "_")
+    for name in ("finding_id", "symptom", "cause", "culprit_comm", "culprit_object", *PLACES)
+}
 
 
 def api_url(url: str) -> str:
@@ -52,36 +56,19 @@ def api_url(url: str) -> str:
     return urlunsplit(parts._replace(path=path if path.endswith(PATH) else path + PATH))
 
 
-def incident(one: FindingEvent, instance: str) -> str:
-    """The label to group by: the same for all findings of one fault. All changes of clocks are one incident, and what
-    nodes share, a server's ip:port, is one for all of them.
-    """
-    cause, comm, thing = one.text("cause"), one.text("culprit_comm"), one.text("culprit_object")
-    if cause in ("clock_step", "clock_slew", "leap"):
-        return "clock"
-    if _is_remote(thing):
-        return f"{cause} {thing}"
-    return " ".join(filter(None, (cause, comm, "on", instance)))
-
-
-def _is_remote(thing: str) -> bool:
-    """Whether it is ip:port of another host."""
-    address, _, port = thing.rpartition(":")
-    try:
-        return port.isdecimal() and not ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 @dataclass
 class _Alert:
-    """start_ns, end_ns: CLOCK_BOOTTIME; end_ns is 0 while the finding is open. pending: its latest state is not
-    delivered yet. sent_ns: CLOCK_BOOTTIME of its first delivery, 0 before that. ended_s: time.monotonic.
+    """later: the labels once the finding has been open for CRITICAL_AFTER_S. opened_ns, start_ns, end_ns:
+    CLOCK_BOOTTIME of the first row with these labels, and of the finding; end_ns is 0 while it is open. pending: its
+    latest state is not delivered yet. sent_ns: CLOCK_BOOTTIME of its first delivery, 0 before that. ended_s:
+    time.monotonic.
     """
 
     labels: Mapping[str, str]
+    later: Mapping[str, str]
     annotations: Mapping[str, str]
     link: str
+    opened_ns: int
     start_ns: int
     end_ns: int = 0
     pending: bool = True
@@ -129,13 +116,15 @@ class AlertmanagerNotifier(Notifier):
             "description": f"On {one.text('host')}: tickscope explain {finding_id}",
             "subject": one.text("subject"),
         }
-        new = _Alert(self._labels(one), annotations, self._link(one), int(one.fields["start_ns"]))
+        labels, later = self._labels(one)
+        new = _Alert(labels, later, annotations, self._link(one), now_ns, int(one.fields["start_ns"]))
         with self._lock:
             old = self._open.pop(finding_id, None)
-            if old is not None and old.labels != new.labels:  # for Alertmanager another alert: the cause is clearer now
+            if old is not None and old.later != new.later:  # for Alertmanager another alert: the cause is clearer now
                 self._end(old, now_ns, now)
             elif old is not None:
-                new.sent_ns, new.pending = old.sent_ns, old.pending or one.event != CHANGED
+                new.labels, new.opened_ns, new.sent_ns = old.labels, old.opened_ns, old.sent_ns
+                new.pending = old.pending or one.event != CHANGED
             if one.event == CLOSED:
                 self._end(new, max(int(one.fields["end_ns"]), (new.sent_ns or now_ns) + self._hold_ns), now)
             else:
@@ -150,17 +139,19 @@ class AlertmanagerNotifier(Notifier):
     def _end(self, alert: _Alert, end_ns: int, now: float) -> None:
         self._ended.append(replace(alert, end_ns=end_ns, ended_s=now, pending=True))
 
-    def _labels(self, one: FindingEvent) -> dict[str, str]:
-        labels = {
-            "alertname": "TickscopeFinding",
-            "instance": self._instance,
-            "severity": _SEVERITY[one.text("severity")],
-            "incident": incident(one, self._instance),
-            "container_id": one.text("container_id"),
-            **{f"tickscope_{name}": one.text(name) for name in _LABELS},
-            **self._settings.labels,
-        }
-        return {name: value for name, value in labels.items() if value}
+    def _labels(self, one: FindingEvent) -> Iterator[dict[str, str]]:
+        """Of its alert, and of the later one."""
+        found = {name: one.text(name) for name in _LABELS}
+        for severity in severities(one.text("severity"), found["symptom"], found["cause"]):
+            labels = {
+                "alertname": "TickscopeFinding",
+                "instance": self._instance,
+                "severity": severity,
+                "incident": incident(found["cause"], found["culprit_comm"], found["culprit_object"], self._instance),
+                **{_LABELS[name]: value for name, value in found.items()},
+                **self._settings.labels,
+            }
+            yield {name: value for name, value in labels.items() if value}
 
     def prepare(self, now: float) -> float:
         lane = self._lane
@@ -170,6 +161,7 @@ class AlertmanagerNotifier(Notifier):
             kept = [alert for alert in self._ended if now - alert.ended_s <= MAX_AGE_S]
             self._expired += len(self._ended) - len(kept)
             self._ended = kept
+            self._worsen(now)
             alerts = [*self._open.values(), *kept]
             if not lane.request and now < self._due_s and not any(alert.pending for alert in alerts):
                 return self._due_s
@@ -178,6 +170,14 @@ class AlertmanagerNotifier(Notifier):
         self._posted = alerts
         self._due_s = now + (self._resend_s if self._open else IDLE_S) * random.uniform(0.8, 1.0)
         return self._due_s
+
+    def _worsen(self, now: float) -> None:
+        """Replaces alerts of findings that have been open for so long that they are critical."""
+        now_ns = boot_ns()
+        for finding_id, alert in self._open.items():
+            if alert.labels != alert.later and now_ns - alert.opened_ns >= CRITICAL_AFTER_S * 10**9:
+                self._end(alert, now_ns, now)
+                self._open[finding_id] = replace(alert, labels=alert.later, pending=True, sent_ns=0)
 
     def delivered(self) -> None:
         with self._lock:

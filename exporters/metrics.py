@@ -3,8 +3,10 @@ list.
 
 Names are ``tickscope.*``: the OpenTelemetry semantic conventions have none for round-trip times, handshakes, system
 calls, clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792).
-Values that every NTP client has are ``ntp.*``. Attributes take the convention's name from ``Column.attribute`` if there
-is one. A metric from several tables has one entry per table, distinguished by attributes.
+Values that every NTP client has are ``ntp.*``. What the time daemon reports is ``ntp.daemon.*``: ``ntp_stratum`` and
+``ntp_root_delay_seconds`` are sapcc/ntp_exporter's names, ``ntp.skew`` is the Collector's chrony receiver's. Attributes
+take the convention's name from ``Column.attribute`` if there is one. A metric from several tables has one entry per
+table, distinguished by attributes.
 
 Units are base units: seconds, bytes, ratios. Histograms are the kernel's log2 buckets of ns or us with their bounds in
 seconds. Ours are [2^i, 2^(i+1)) while ``le`` and OTLP's explicit bounds include the upper end, so a value that is
@@ -21,7 +23,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent.common.fairness import UpperBound
+from agent.common.places import PLACES
 from agent.correlate.limiters import took
+from agent.tables import TABLES
 from exporters.metric import Metric
 from exporters.queue_values import answered, stuck
 
@@ -48,6 +52,11 @@ _JUMPED = ("direction", ("forward", "backward"))
 _COUNTED = ("quality", ("exact", "bounded"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
 _LIMITER_GAUGE = ("rate_limiting.limiter.id", "process.command", "tickscope.library")
+#: Columns of a finding -> attributes of ``tickscope.finding.open``.
+FINDING = {
+    name: TABLES["finding"].by_name[name].attribute or f"tickscope.{name}"
+    for name in ("finding_id", "symptom", "subject", "severity", "cause", "culprit_comm", "culprit_object", *PLACES)
+}
 #: Attributes of the agent's own metrics.
 _OBSERVED = {
     "build.info": ("version", "python", "kernel"),
@@ -278,7 +287,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     *(
         Metric(
-            f"ntp.{name}", unit, "gauge", text, "clock_daemon", ("daemon",), column, raw, where=("kind", ("system",))
+            f"ntp.daemon.{name}",
+            unit,
+            "gauge",
+            text,
+            "clock_daemon",
+            ("daemon",),
+            column,
+            raw,
+            where=("kind", ("system",)),
         )
         for name, unit, text, column, raw in (
             (
@@ -590,6 +607,15 @@ METRICS: tuple[Metric, ...] = (
         "retention_left_s",
     ),
     Metric(
+        "tickscope.queue.redelivery_in",
+        "s",
+        "gauge",
+        "Time until the first unacknowledged message is redelivered; negative: overdue.",
+        "queue_lag",
+        _QUEUE,
+        "redelivery_s",
+    ),
+    Metric(
         "tickscope.queue.drains_in",
         "s",
         "gauge",
@@ -730,6 +756,15 @@ METRICS: tuple[Metric, ...] = (
         "run_ns",
         "ns",
         absolute=True,
+    ),
+    # The gauge of exporters/open_findings.py.
+    Metric(
+        "tickscope.finding.open",
+        "{finding}",
+        "gauge",
+        "1: the finding is open; 0: it closed in the last 5 minutes.",
+        "",
+        observed=tuple(FINDING.values()),
     ),
     # Gauges of exporters/limiter_use.py.
     Metric(

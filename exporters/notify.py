@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -22,16 +22,14 @@ def start(
     resource: Mapping[str, str],
     boot: str,
     to_wall: ToWall,
-    container_of: Callable[[int], bytes],
 ) -> list[Notifier]:
     """One sink for the journal, each Alertmanager, and Slack. resource: the settings' attributes, of which alerts have
-    ``service.instance.id``. to_wall: Unix ns of CLOCK_BOOTTIME ns, called on any thread. container_of: see
-    FindingEvents.
+    ``service.instance.id``. to_wall: Unix ns of CLOCK_BOOTTIME ns, called on any thread.
     """
     link, found = partial(_link, settings.link), list["Notifier"]()
 
     def events(severity: str) -> FindingEvents:
-        return FindingEvents(to_wall, container_of, at_least(severity))
+        return FindingEvents(to_wall, at_least(severity))
 
     if settings.journal != "off":
         from exporters.journal import JournalNotifier

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from agent.common.credentials import SecretUrl
+from agent.common.masked import MASK
 from agent.common.settings import (
+    ValueType,
     beside,
     one_of,
+    one_or_list,
     parse_texts,
     part,
     private,
@@ -21,6 +24,7 @@ from agent.common.settings import (
     value,
 )
 from agent.errors import USAGE, AgentError
+from exporters.otlp_settings import scalars
 
 #: Severities of findings, the least first.
 SEVERITIES = ("notice", "alarm")
@@ -50,6 +54,21 @@ def _urls(given: object) -> tuple[str, ...]:
     what = f"a URL, or a list of up to {_MOST_SERVERS}"
     listed = [one for one in given.replace(",", " ").split() if one] if isinstance(given, str) else given
     return tuple(http_url(one) for one in parse_texts(listed, what, _MOST_SERVERS))
+
+
+def _hidden(kind: ValueType) -> ValueType:
+    """The same type; of a URL only scheme and host are shown, since its path may be a secret."""
+
+    def masked(given: Any) -> Any:
+        if not isinstance(given, str):
+            return [masked(one) for one in given]
+        try:
+            url = urlsplit(given)
+            return f"{url.scheme}://{url.hostname or ''}/{MASK}" if given else ""
+        except ValueError:
+            return MASK
+
+    return replace(kind, masked=masked)
 
 
 def _labels(given: object) -> dict[str, str]:
@@ -107,13 +126,15 @@ class AlertmanagerSettings(ReceiverSection):
 
     url: tuple[str, ...] = setting(
         (),
-        private("a URL, or a list of URLs", _urls),
+        _hidden(private("a URL, or a list of URLs", _urls, lambda: one_or_list({"type": "string"}, _MOST_SERVERS))),
         "URL of Alertmanager, such as http://alertmanager:9093; of a cluster, the list of all its members",
         variable="TICKSCOPE_ALERTMANAGER_URL",
     )
     severity: str = _least("become alerts")
     labels: dict[str, str] = setting(
-        {}, value(_labels, "names and texts"), "labels that every alert gets, such as {cluster: eu-1}"
+        {},
+        value(_labels, "names and texts", schema=scalars),
+        "labels that every alert gets, such as {cluster: eu-1}",
     )
     hold_s: float = setting(
         360.0,
@@ -129,7 +150,7 @@ class SlackSettings(ReceiverSection):
     NAME = "slack"
 
     url: str = setting(
-        "", private_text("a URL", _one_url), "URL of an incoming webhook", variable="TICKSCOPE_SLACK_URL"
+        "", _hidden(private_text("a URL", _one_url)), "URL of an incoming webhook", variable="TICKSCOPE_SLACK_URL"
     )
     severity: str = _least("become messages")
 

@@ -19,12 +19,15 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.lean import hollow
+from agent.common.recent import Recent
 from agent.contracts import Owning, Stating
 from agent.log import ERROR, log_message
 from exporters.aggregate import MetricStore
 from exporters.lane import DOWN_AFTER, TOO_LARGE, Lane
 from exporters.otlp_settings import OtlpSettings
 from exporters.send import HttpSender, Sender
+from exporters.span_cells import dicts
+from exporters.values import Value
 from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 _TICK_S = 0.2
+#: Containers whose names spans get.
+_CONTAINERS = 1024
 
 
 class OtlpExporter(Stating, Owning):
@@ -49,6 +54,7 @@ class OtlpExporter(Stating, Owning):
     ) -> None:
         self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
         self._backlog = Waiting(config)
+        self._containers: Recent[Value | None, dict[str, Value]] = Recent(_CONTAINERS)
         self._lanes: dict[str, Lane] = {}
         self._link: GrpcLink | None = None
         self._failure = ""
@@ -58,6 +64,9 @@ class OtlpExporter(Stating, Owning):
 
     def offer(self, batch: Batch) -> None:
         """Keeps a batch for the worker; tables that do not become spans are ignored."""
+        if batch.table == "container":
+            for row in dicts("container", batch.rows):
+                self._containers[row["container_id"]] = row
         wanted = self._config.traces or (self._config.logs if batch.table == "finding" else None)
         if batch.table in SPAN_TABLES | BESIDE_TABLES and wanted is not None and len(batch.rows):
             self._backlog.put(batch, time.monotonic())
@@ -172,7 +181,7 @@ class OtlpExporter(Stating, Owning):
             from exporters.spans import SpanEncoder
 
         config, envelope = self._config, Envelope(self._resource)
-        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
+        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall, self._containers)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self._lanes = {s: Lane(s, sender, envelope.request) for s, sender in self._senders().items()}
         traces, metrics, logs = (self._lanes.get(signal) for signal in ("traces", "metrics", "logs"))

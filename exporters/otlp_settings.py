@@ -87,7 +87,7 @@ def _masked_signal(given: Any) -> Any:
     return masked(given)
 
 
-def _scalars() -> dict[str, Any]:
+def scalars() -> dict[str, Any]:
     return {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
 
 
@@ -111,7 +111,7 @@ class Endpoint:
             "names and values",
             shown=dict,
             masked=_masked_headers,
-            schema=lambda: any_of({"type": "string"}, _scalars()),
+            schema=lambda: any_of({"type": "string"}, scalars()),
         ),
         "headers of each request: {authorization: Bearer ...}",
     )
@@ -190,7 +190,7 @@ class OtlpSettings:
     logs: Endpoint | None = setting(None, _SIGNAL, _OWN.format("logs"))
     resource: Mapping[str, str] = setting(
         {},
-        value(_resource, "names and texts", schema=_scalars),
+        value(_resource, "names and texts", schema=scalars),
         "resource attributes: {service.name: edge, deployment.environment.name: prod}; OTEL_SERVICE_NAME and"
         " OTEL_RESOURCE_ATTRIBUTES override them",
     )

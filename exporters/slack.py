@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agent.common.finding import CLOSED, REOPENED, FindingEvent, FindingEvents
+from agent.common.places import culprit_place, place_text
 from exporters.lane import Lane
 from exporters.notifier import Notifier
 from exporters.notify_settings import SlackSettings
@@ -58,8 +59,9 @@ class SlackNotifier(Notifier):
     def encoded(self, one: FindingEvent) -> bytes:
         title = f"{_WORDS.get(one.event, 'Opened')} on {escaped(one.text('host'))}"
         sentence = escaped(one.text("sentence"))
-        names = ("cause", "symptom", "container_id")  # the sentence names the others
-        known = [f"{name.replace('_', ' ')}: {escaped(one.text(name))}" for name in names if one.text(name)]
+        named = {name: one.text(name) for name in ("cause", "symptom")}  # the sentence names the others
+        named |= {"where": place_text(one.fields), "culprit in": culprit_place(one.fields)}
+        known = [f"{name}: {escaped(text)}" for name, text in named.items() if text]
         known.append(f"`tickscope explain {escaped(one.text('finding_id'))}`")
         if link := self._link(one):
             known.append(f"<{escaped(link)}|more>")

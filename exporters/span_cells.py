@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from agent.columns import NULL_I64, Column
@@ -24,8 +26,12 @@ _LEFT_OUT = frozenset(
         "sentence_parts",
     }
 )
+#: Not a column: the name of a container that is in no pod. It has an attribute of its own.
+RUNTIME_NAME = "runtime_name"
 #: Not a column: the probability with which a decision of its kind became a span.
 CHANCE = "sampling.probability"
+#: Columns of ``container`` that spans have.
+CONTAINER_NAMES = ("container_name", "image", "pod", "namespace", "pod_uid")
 
 
 def dicts(table: str, rows: np.ndarray) -> list[dict[str, Value]]:
@@ -74,11 +80,32 @@ def cells_of(table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
         values = column_values(column, rows[column.name])
         if any(v is not None for v in values):
             out[column.name] = values
-    return out
+    return _named_by_runtime(out)
+
+
+def with_containers(
+    cells: dict[str, list[Value | None]], containers: Mapping[Value | None, Mapping[str, Value | None]]
+) -> dict[str, list[Value | None]]:
+    """The same with the columns of ``container``, by container id."""
+    ids = cells.get("container_id", ())
+    if "pod" in cells or not any(one in containers for one in ids):
+        return cells
+    known = [containers.get(one, {}) for one in ids]
+    return {**cells, **_named_by_runtime({name: [one.get(name) for one in known] for name in CONTAINER_NAMES})}
+
+
+def _named_by_runtime(cells: dict[str, list[Value | None]]) -> dict[str, list[Value | None]]:
+    if names := cells.get("container_name"):
+        pods = cells.get("pod") or [None] * len(names)
+        cells["container_name"] = [name if pod else None for name, pod in zip(names, pods, strict=True)]
+        cells[RUNTIME_NAME] = [None if pod else name for name, pod in zip(names, pods, strict=True)]
+    return cells
 
 
 def attribute_of(table: str, column: str) -> str:
     if column == CHANCE:
         return f"tickscope.{CHANCE}"
-    declared: Column = TABLES[table].by_name[column]
+    if column == RUNTIME_NAME:
+        return "container.name"
+    declared: Column = TABLES[table if column in TABLES[table].by_name else "container"].by_name[column]
     return declared.attribute or f"tickscope.{column}"

@@ -21,7 +21,17 @@ from agent.common.sentence import ToWall, pieces, text_of
 from exporters.links import Links
 from exporters.protobuf_pieces import AttributeCache, field, key_values
 from exporters.sampling import randomness, tracestate
-from exporters.span_cells import CHANCE, attribute_of, cells_of, dicts, known_or, numbered, raw_rows, w3c_id
+from exporters.span_cells import (
+    CHANCE,
+    attribute_of,
+    cells_of,
+    dicts,
+    known_or,
+    numbered,
+    raw_rows,
+    w3c_id,
+    with_containers,
+)
 from exporters.values import Value
 
 _ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = (
@@ -59,10 +69,16 @@ KINDS: dict[str, SpanKind] = {
 class SpanEncoder:
     """Serialised spans from rows. Has only a bounded cache; used by one thread.
 
-    boot_id: makes ids of equal rows of different boots differ.
+    boot_id: makes ids of equal rows of different boots differ. containers: container id -> columns of ``container``.
     """
 
-    def __init__(self, boot_id: str, to_wall: ToWall) -> None:
+    def __init__(
+        self,
+        boot_id: str,
+        to_wall: ToWall,
+        containers: Mapping[Value | None, Mapping[str, Value | None]] | None = None,
+    ) -> None:
+        self._containers = {} if containers is None else containers
         self._seed = boot_id.encode()
         self._to_wall = to_wall
         self._attribute, self._event_attribute = (
@@ -215,7 +231,7 @@ class SpanEncoder:
         """A row's columns as attribute values. Findings' sentences get wall times (UTC), since boot+ means nothing
         outside.
         """
-        out = cells_of(table, rows)
+        out = with_containers(cells_of(table, rows), self._containers)
         if "sentence" in out:
             sentences = zip(rows["sentence_parts"].tolist(), rows["sentence"].tolist(), strict=True)
             out["sentence"] = [text_of(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in sentences]

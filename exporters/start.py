@@ -32,11 +32,12 @@ def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Ex
         return Exports([], None, None, {})
     from exporters.aggregate import MetricStore
     from exporters.limiter_use import LimiterUse
+    from exporters.open_findings import OpenFindings
     from exporters.resource import describe
 
     metrics = MetricStore(max_samples=page.metrics.max_samples, full=page.metrics.detail == "full")
     resource, missing, served = describe(boot, os.environ, VERSION, otlp.resource), {}, None
-    sinks: list[Sink] = [metrics, LimiterUse(metrics)]
+    sinks: list[Sink] = [metrics, LimiterUse(metrics), OpenFindings(metrics)]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 

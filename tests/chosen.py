@@ -101,6 +101,7 @@ FIRST = (
     "clock",
     "tls",
     "tests/system/test_stopped_consumer.py",
+    "tests/servers/test_alert_routing.py",
     "tests/servers/test_rabbitmq.py",
     "tests/servers/test_rabbitmq_queues.py",
     "tests/servers/test_celery.py",

@@ -7,6 +7,7 @@ from typing import Any
 from agent.batch import Batch, make
 from agent.common.clocks import boot_ns
 from agent.common.finding import FindingEvents
+from agent.common.places import PLACE
 from agent.common.sentence import ToWall, unknown
 from agent.tables import TABLES
 from exporters.notify_settings import at_least
@@ -23,6 +24,30 @@ HOSTILE = {
     "json": '"}],"labels":{"severity":"info"}//\\',
     "mrkdwn": "`*_~",
     "bytes": "\udcff\udcfe",
+}
+#: Cause, culprit_comm and culprit_object of findings, and the label ``incident`` of their alerts on node-7.
+INCIDENTS = [
+    ("clock_step", "chronyd", "", "clock"),
+    ("clock_slew", "", "", "clock"),
+    ("process_stopped", "redis-server", "", "process_stopped redis-server on node-7"),
+    ("network_delay", "", "10.0.0.1:6379", "network_delay 10.0.0.1:6379"),
+    ("network_delay", "redis-server", "[2001:db8::1]:6379", "network_delay [2001:db8::1]:6379"),
+    ("network_delay", "", "127.0.0.1:6379", "network_delay on node-7"),
+    ("network_delay", "", "[::1]:6379", "network_delay on node-7"),
+    ("network_delay", "", "eth0", "network_delay on node-7"),
+    ("memory", "api", "/sys/fs/cgroup/10.0.0.1:80", "memory api on node-7"),
+    ("disk", "", "cafe:80", "disk on node-7"),
+    ("unknown", "", "", "unknown on node-7"),
+]
+
+#: Where the impacted process ran, and its culprit.
+PLACES = {
+    "namespace": "shop",
+    "pod": "api-7c9d",
+    "container_name": "api",
+    "image": "shop:1.4",
+    "container_id": "c" * 64,
+    "culprit_unit": "redis.service",
 }
 
 
@@ -56,9 +81,10 @@ def finding(finding_id: str, state: str = "open", severity: str = "alarm", **mor
 
 def hostile(finding_id: str, name: str, state: str = "open") -> Batch:
     """A finding with this name wherever a name can be. The command name has 16 bytes only."""
-    whole = dict.fromkeys(("subject", "culprit_object", "culprit_comm"), name)
+    whole = dict.fromkeys(("subject", "culprit_object", "culprit_comm", *PLACE, *(f"culprit_{p}" for p in PLACE)), name)
+    whole["culprit_pod"] = f"other {name}"
     return finding(finding_id, state, sentence=f"Decisions of {name} took 2 s", **whole)
 
 
 def events(wall: ToWall = unknown, severity: str = "alarm") -> FindingEvents:
-    return FindingEvents(wall, lambda pid: b"c" * 64 if pid == 7 else b"", at_least(severity))
+    return FindingEvents(wall, at_least(severity))

@@ -128,8 +128,8 @@ def show(name: tuple[str, ...], file: str | None, fmt: str, **flags: Any) -> Non
 
 
 def _for_table(rows: list[dict[str, Any]], file: str, *, shorten: bool) -> list[dict[str, Any]]:
-    """Rows with values as YAML and sources without the directory. shorten: on a screen, values are shortened so that
-    the sources fit, too.
+    """Rows with values as YAML and sources without the directory. shorten: on a screen, values, and then sources, are
+    shortened so that both fit.
     """
     from agent.cli.layout import room
     from agent.config_example import yaml_text
@@ -145,12 +145,16 @@ def _for_table(rows: list[dict[str, Any]], file: str, *, shorten: bool) -> list[
         for row in rows
     ]
     if shorten and (width := room(sys.stdout)) is not None:
-        beside = sum(max(len(row[name]) for row in out) + 2 for name in ("setting", "source"))
-        most = min(_LONGEST, max(width - beside, _SHORTEST))
+        left = width - max(len(row["setting"]) for row in out) - 4
+        source = min(max(len(row["source"]) for row in out), max(left - _SHORTEST, _SHORTEST))
         for row in out:
-            if len(row["value"]) > most:
-                row["value"] = f"{row['value'][: most - 3]}..."
+            row["source"] = _cut(row["source"], source)
+            row["value"] = _cut(row["value"], min(_LONGEST, max(left - source, _SHORTEST)))
     return out
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _rows(found: Any, name: tuple[str, ...]) -> Iterable[dict[str, Any]]:

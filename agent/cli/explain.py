@@ -10,6 +10,7 @@ import click
 
 from agent.cli import options
 from agent.columns import NULL_I64
+from agent.common.places import culprit_place, place_text
 from agent.common.printable import printable
 from agent.errors import NO_ROWS, USAGE, AgentError
 
@@ -156,6 +157,7 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
         "",
         *_wrapped(f"began    {wall}boot+{start / 1e9:.3f}; {going}", "  ", 11),
         *_wrapped(f"symptom  {row['symptom']} of {row['subject']}", "  ", 11),
+        *(_wrapped(f"where    {where}", "  ", 11) if (where := place_text(row)) else []),
         *_wrapped(
             f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence'] or 0.0:.2f}"
             f"{meaning_of(row['cause'])}",
@@ -201,7 +203,8 @@ def culprit_of(row: dict[str, Any]) -> str:
 
     pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))
     culprit = process(comm or "", pid) if comm or pid is not None else ""
-    return ", ".join(part for part in (culprit, what) if part)
+    where = f"in {place}" if (place := culprit_place(row)) else ""
+    return ", ".join(part for part in (culprit, where, what) if part)
 
 
 def next_step(row: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
+from agent.common.places import place_text
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def command(
             rows = [{**row, "state": "left open"} if left_open(source, row) else row for row in rows]
         rows = [{**row, "sentence": in_wall_time(source, row, utc=fmt != "table")} for row in rows]
         rows = [{**row, **times(source, row, people=fmt == "table")} for row in rows]
+        if fmt == "table":
+            rows = [{**row, "sentence": _with_place(row)} for row in rows]
         if fmt != "table":
             rows = with_details(source, rows)
         gaps, left_out = source.gaps(), unevaluated(source)
@@ -108,6 +111,11 @@ def command(
             words = f"this recording has no findings; `tickscope replay {store}` computes them from its rows"
         note(words)
         click.get_current_context().exit(NO_ROWS)
+
+
+def _with_place(row: dict[str, Any]) -> str:
+    where = place_text(row)
+    return f"{row['sentence']} In {where}." if where else str(row["sentence"])
 
 
 def latest(source: RowSource, *where: Where | Condition) -> list[dict[str, Any]]:

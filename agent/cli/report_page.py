@@ -19,6 +19,7 @@ from agent.cli.report_read import ReportSpan, bounds, clock, evidence_panels, fi
 from agent.columns import NULL_I64
 from agent.common.duration import brief, instant
 from agent.common.instants import iso
+from agent.common.places import PLACE, place_text
 from agent.common.printable import printable
 from agent.common.version import VERSION
 
@@ -59,7 +60,7 @@ def document(source: RowSource, span: ReportSpan, chosen: str = "", words: str =
 
 
 def _words(row: dict[str, Any]) -> str:
-    names = ("finding_id", "cause", "symptom", "subject", "sentence", "culprit_comm", "culprit_object")
+    names = ("finding_id", "cause", "symptom", "subject", "sentence", "culprit_comm", "culprit_object", *PLACE)
     return " ".join(str(row[name]) for name in names).lower()
 
 
@@ -105,6 +106,7 @@ def _finding(source: RowSource, span: ReportSpan, row: dict[str, Any], *, drawn:
         "meaning": explain.meaning_of(row["cause"]).removeprefix(": "),
         "confidence": row["confidence"],
         "sentence": in_wall_time(source, row, utc=True),
+        "where": place_text(row),
         "culprit": explain.culprit_of(row),
         "next": explain.filled(explain.next_step(row), row, began_ns),
         "about": explain.page_name(row),

@@ -19,7 +19,7 @@ _SECONDS = "interval_ns / 1e9"
 @dataclass(frozen=True)
 class Curve:
     """value: an SQL aggregate over the rows of an interval. per_s: it is divided by the interval's length. name: empty
-    where a panel has one kind of curve, which is then named after ``Panel.by`` alone.
+    where a panel has one kind of curve, which is then named after ``ReportPanel.by`` alone.
     """
 
     value: str
@@ -28,7 +28,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Panel:
+class ReportPanel:
     """by: an SQL text; each of its values has a curve of each kind. each: an SQL text; each of its values has a panel.
     Those with the largest ``order``, an SQL aggregate, are shown. unit: of the values (ns, us, s, bytes, 1/s, or empty
     for a number). parts: SQL columns of which the values are added up, where rows are states of parts (partitions).
@@ -47,7 +47,7 @@ class Panel:
 
 
 PANELS = (
-    Panel(
+    ReportPanel(
         "Decisions",
         "limiter_decision",
         "1/s",
@@ -63,7 +63,7 @@ PANELS = (
         each="limiter_id",
         style="bars",
     ),
-    Panel(
+    ReportPanel(
         "Duration of decisions",
         "limiter_decision",
         "ns",
@@ -73,7 +73,7 @@ PANELS = (
         style="points",
         where="duration_ns IS NOT NULL",
     ),
-    Panel(
+    ReportPanel(
         "Decisions of sampled limiters, estimated",
         "limiter_rate",
         "1/s",
@@ -82,7 +82,7 @@ PANELS = (
         each="limiter_id",
         style="bars",
     ),
-    Panel(
+    ReportPanel(
         "Queue lag, messages",
         "queue_lag",
         "",
@@ -92,7 +92,7 @@ PANELS = (
         parts="partition",
         where="lag_messages IS NOT NULL",
     ),
-    Panel(
+    ReportPanel(
         "Queue lag, time",
         "queue_lag",
         "s",
@@ -101,7 +101,7 @@ PANELS = (
         by=_QUEUE,
         where="coalesce(lag_s, oldest_undelivered_s) IS NOT NULL",
     ),
-    Panel(
+    ReportPanel(
         "Response times of servers on this host, slowest",
         "service_latency",
         "ns",
@@ -110,8 +110,8 @@ PANELS = (
         by="concat(comm, ' ', pid, ', port ', sport)",
         style="points",
     ),
-    Panel("Round-trip times, longest", "tcp_rtt", "us", (Curve("max(rtt_max_us)"),), "max(rtt_max_us)", by=_PEER),
-    Panel(
+    ReportPanel("Round-trip times, longest", "tcp_rtt", "us", (Curve("max(rtt_max_us)"),), "max(rtt_max_us)", by=_PEER),
+    ReportPanel(
         "Retransmitted segments",
         "tcp_retransmit",
         "1/s",
@@ -120,7 +120,7 @@ PANELS = (
         by=_PEER,
         style="bars",
     ),
-    Panel(
+    ReportPanel(
         "Connects, slowest",
         "tcp_connect",
         "ns",
@@ -129,7 +129,7 @@ PANELS = (
         by="concat(comm, ' to ', peer, CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END)",
         style="points",
     ),
-    Panel(
+    ReportPanel(
         "TLS handshakes, slowest",
         "tls_handshake",
         "ns",
@@ -138,7 +138,7 @@ PANELS = (
         by=f"concat_ws(' ', comm, {_PEER}) || CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END",
         style="points",
     ),
-    Panel(
+    ReportPanel(
         "Name lookups, slowest",
         "dns_lookup",
         "ns",
@@ -147,7 +147,7 @@ PANELS = (
         by="concat(coalesce(name, peer), CASE WHEN result <> 'ok' THEN ' ' || result ELSE '' END)",
         style="points",
     ),
-    Panel(
+    ReportPanel(
         "Slow system calls",
         "slow_syscall",
         "ns",
@@ -157,7 +157,7 @@ PANELS = (
         style="points",
         where=f"kind = 'slow' AND {_OTHERS}",
     ),
-    Panel(
+    ReportPanel(
         "Waits for a CPU",
         "cpu_wait",
         "ns",
@@ -167,7 +167,7 @@ PANELS = (
         style="bars",
         where=_OTHERS,
     ),
-    Panel(
+    ReportPanel(
         "CPU time, cores",
         "cpu_use",
         "",
@@ -176,7 +176,7 @@ PANELS = (
         by=_PROCESS,
         where=_OTHERS,
     ),
-    Panel(
+    ReportPanel(
         "Wall clock against time sources",
         "clock_daemon",
         "ns",

@@ -17,7 +17,7 @@ from agent.ask.row_source import gap_bounds
 from agent.ask.sql import literal
 from agent.cli.findings import decoded, with_details
 from agent.cli.limiters_series import jumps
-from agent.cli.report_panels import PANELS, Curve, Panel, Style
+from agent.cli.report_panels import PANELS, Curve, ReportPanel, Style
 from agent.columns import NULL_I64
 from agent.common.instants import iso
 from agent.tables import TABLES
@@ -73,7 +73,7 @@ def panels(
     return [drawn for panel in wanted for drawn in _drawn(source, span, panel, pids, words)]
 
 
-def _drawn(source: RowSource, span: ReportSpan, panel: Panel, pids: str, words: str) -> list[dict[str, Any]]:
+def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, words: str) -> list[dict[str, Any]]:
     first = f"bool_or(pid IN ({pids})) DESC," if pids and "pid" in TABLES[panel.table].by_name else ""
     where = f"{span.where()} AND ({panel.where})"
     if words:
@@ -98,7 +98,7 @@ def _drawn(source: RowSource, span: ReportSpan, panel: Panel, pids: str, words: 
     return drawn
 
 
-def _described(source: RowSource, span: ReportSpan, panel: Panel, where: str) -> dict[str, Any]:
+def _described(source: RowSource, span: ReportSpan, panel: ReportPanel, where: str) -> dict[str, Any]:
     step = span.step_ns(panel.table, panel.style) / 1e9
     command = f"tickscope query {panel.table} {bounds(source, span)}{f' --where {shlex.quote(where)}' if where else ''}"
     return {"table": panel.table, "unit": panel.unit, "style": panel.style, "step": step, "command": command}
@@ -117,7 +117,7 @@ def bounds(source: RowSource, span: ReportSpan) -> str:
 
 
 def _curves(
-    source: RowSource, span: ReportSpan, panel: Panel, where: str, pairs: Sequence[tuple[str, str]]
+    source: RowSource, span: ReportSpan, panel: ReportPanel, where: str, pairs: Sequence[tuple[str, str]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The curves of each panel, by value of ``each``. pairs: values of ``each`` and ``by``. Each pair has a curve of
     each kind.
@@ -226,7 +226,7 @@ def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict
         value = f"max({quote(column)})" if column else "count(*)"
         style: Style = "line" if "interval_ns" in TABLES[table].by_name or table == "queue_lag" else "points"
         title = f"{column.removesuffix('_' + unit) if unit else column or 'rows'} of {table}".replace("_", " ")
-        panel = Panel(title, table, unit, (Curve(value),), "", style=style)
+        panel = ReportPanel(title, table, unit, (Curve(value),), "", style=style)
         curves: list[dict[str, Any]] = []
         names = _names([pieces[0] for pieces in conditions.values()])
         for name, (condition, pieces) in list(zip(names, conditions.items(), strict=True))[:CURVES]:

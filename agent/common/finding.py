@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.common import host
 from agent.common.duration import instant, span
+from agent.common.places import PLACES
 from agent.common.printable import printable
 from agent.common.sentence import ToWall, pieces, text_of
 from agent.log import INFO, NOTICE, WARNING
@@ -22,8 +23,8 @@ Fields = dict[str, str | int | float]
 
 
 class FindingEvent(NamedTuple):
-    """event: opened, opened_again, changed or closed. fields: of the finding, by column; control characters in its
-    texts are escaped. Beside the columns: ``host``, and ``container_id`` of the culprit.
+    """event: opened, opened_again, changed or closed. fields: of the finding, by column, and ``host``; control
+    characters in its texts are escaped. Unknown values are left out.
     """
 
     event: str
@@ -48,14 +49,12 @@ class FindingEvent(NamedTuple):
 
 
 class FindingEvents:
-    """Events from rows of ``finding``. wall: Unix ns of CLOCK_BOOTTIME ns, arrays of shape (n,). container_of: the id
-    of a process's container, empty if it has none. severities: a finding opens once it has one of these.
+    """Events from rows of ``finding``. wall: Unix ns of CLOCK_BOOTTIME ns, arrays of shape (n,). severities: a finding
+    opens once it has one of these.
     """
 
-    def __init__(
-        self, wall: ToWall, container_of: Callable[[int], bytes], severities: tuple[str, ...] = ("notice", "alarm")
-    ) -> None:
-        self._wall, self._container_of, self._severities = wall, container_of, severities
+    def __init__(self, wall: ToWall, severities: tuple[str, ...] = ("notice", "alarm")) -> None:
+        self._wall, self._severities = wall, severities
         #: finding id -> whether it is open; no more than the correlator keeps open, and _KEPT
         self._open: dict[bytes, bool] = {}
 
@@ -92,8 +91,8 @@ class FindingEvents:
         }
         pid = int(row["culprit_pid"])
         known: Fields = {name: printable(row[name]) for name in ("cause_detail", "culprit_comm", "culprit_object")}
-        if pid > 0:
-            known |= {"culprit_pid": pid, "container_id": self._container_of(pid).decode()}
+        known |= {"culprit_pid": pid} if pid > 0 else {}
+        known |= {name: printable(row[name]) for name in PLACES}
         fields |= {name: value for name, value in known.items() if value}
         return fields | {"start_ns": int(row["start_ns"]), "end_ns": int(row["end_ns"])}
 

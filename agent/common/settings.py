@@ -409,7 +409,9 @@ def text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueT
     return value(lambda given: check(parse_text(given, what)), what, schema=lambda: {"type": "string"})
 
 
-def private(what: str, check: Callable[[Any], Any]) -> ValueType:
+def private(
+    what: str, check: Callable[[Any], Any], schema: Callable[[], dict[str, Any]] = lambda: {"type": "string"}
+) -> ValueType:
     """A value of which no message has anything: there may be a password in it. check: as in ``value``."""
 
     def read(given: Any, place: Place) -> Any:
@@ -420,7 +422,7 @@ def private(what: str, check: Callable[[Any], Any]) -> ValueType:
         except AgentError as error:
             raise place.error(error.what, error.why, error.remedy) from error
 
-    return ValueType(read, what, schema=lambda: {"type": "string"})
+    return ValueType(read, what, schema=schema)
 
 
 def private_text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:

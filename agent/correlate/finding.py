@@ -209,6 +209,7 @@ class Finding:
             end_ns=self.end_ns,
             symptom=symptom.encode(),
             subject=fit(subject, 128),
+            impacted_pid=next((e.pid for e in sorted(self.episodes, key=order_of) if e.pid is not None), NULL_I64),
             cause=cause.cause.encode(),
             cause_detail=fit(cause.detail, 24),
             culprit_pid=NULL_I64 if cause.culprit.pid is None else cause.culprit.pid,

@@ -20,10 +20,10 @@ import struct
 
 from agent.arch import host
 from agent.kernel.attaching import attach_raw_tracepoints, attach_uprobe
-from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc
+from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc, open_runtime_file
 from agent.posix import privilege
 
-OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP, RESTRICT, OPEN_CGROUP, DIGEST = 1, 2, 3, 4, 5, 6
+OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP, RESTRICT, OPEN_CGROUP, DIGEST, OPEN_RUNTIME = 1, 2, 3, 4, 5, 6, 7
 MAX_OFFSETS = 64
 REQUEST = struct.Struct(f"<Q4I256s{MAX_OFFSETS}Q")
 REPLY = struct.Struct(f"<Qi{DIGEST_SIZE}s")
@@ -48,6 +48,8 @@ def _open_or_attach(request: bytes, fds: list[int]) -> list[int]:
         return attach_raw_tracepoints(fds, name.split(b","))
     if operation == OPEN_CGROUP and count == 1:
         return [open_cgroup(offsets[0])]
+    if operation == OPEN_RUNTIME and count == 1:
+        return [open_runtime_file(offsets[0], name)]
     if operation == RESTRICT:
         privilege.keep_capabilities(NEEDED_BY_LINKS)
         return []

@@ -134,6 +134,12 @@ class Helper(OfChild):
         finally:
             os.close(fd)
 
+    def runtime_file(self, number: int, container_id: str) -> int:
+        """A read-only descriptor of a file of a container's runtime (``RUNTIME_FILES[number]``). Raises OSError, at
+        once if the helper is busy; ENOENT if this runtime has no such container.
+        """
+        return self._now(_Request(helper.OPEN_RUNTIME, name=container_id.encode(), offsets=[number]))[0]
+
     def restrict(self) -> None:
         """Makes it drop CAP_SYS_ADMIN, which it does not need if uprobes are attached by links."""
         self._now(_Request(helper.RESTRICT), DEADLINE_S)

@@ -1,4 +1,5 @@
-"""Opens files of other processes on the helper's side: executables, libraries, maps, cgroups; and computes digests.
+"""Opens files of other processes on the helper's side: executables, libraries, maps, cgroups, files of container
+runtimes; and computes digests.
 Parses only the first bytes of a file.
 """
 
@@ -13,6 +14,7 @@ from _blake2 import blake2b  # hashlib would load OpenSSL, 4 MB
 from collections.abc import Callable
 
 from agent.arch import host
+from agent.common.runtimes import RUNTIME_FILES
 from agent.kernel.asleep import asleep
 from agent.kernel.spaces import spaces
 from agent.kernel.syscall import call
@@ -20,6 +22,7 @@ from agent.kernel.syscall import call
 DIGEST_SIZE = 32
 _OPEN_BY_HANDLE_AT, _OPENAT2 = host.numbers("open_by_handle_at openat2")
 _RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
+_RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS = 0x08, 0x04
 _FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
 _LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")
 _PART = 1 << 16
@@ -132,6 +135,28 @@ def open_cgroup(number: int) -> int:
         return call(_OPEN_BY_HANDLE_AT, ct.c_int(mount), handle, ct.c_int(_O_PATH | os.O_CLOEXEC))
     finally:
         os.close(mount)
+
+
+def open_runtime_file(number: int, container_id: bytes) -> int:
+    """Opens ``RUNTIME_FILES[number]`` of a container read-only: a regular file of root, reached from its folder without
+    symbolic links. Raises OSError.
+    """
+    if number >= len(RUNTIME_FILES) or len(container_id) != 64 or container_id.strip(b"0123456789abcdef"):
+        raise OSError(errno.EINVAL, "no such file of a runtime")
+    found = RUNTIME_FILES[number]
+    folder = os.open(found.folder, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        place = found.place.replace("{}", container_id.decode())
+        named = _open_at(folder, place, _O_PATH, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS)
+    finally:
+        os.close(folder)
+    try:
+        of = os.fstat(named)
+        if not stat.S_ISREG(of.st_mode) or of.st_uid != 0:
+            raise OSError(errno.EPERM, "no regular file of root")
+        return os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(named)
 
 
 def _name_in_root(pid: int, path: str, folder: str = "") -> int:

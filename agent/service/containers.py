@@ -1,106 +1,228 @@
-"""The container that each row's process runs in."""
+"""Where the processes of rows and findings run: their container and systemd unit."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from agent.batch import Batch
+from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.fairness import UpperBound
+from agent.common.recent import Recent
+from agent.common.runtimes import RUNTIME_FILES
+from agent.service.place import NOWHERE, Cgroup, ProcessPlace, cgroups_of, container_of, names_of, unit_of
 from agent.tables import TABLES
 
-#: Of a cgroup's path, the last part that names a container; what it has made below itself is the container, too.
-_CONTAINER = re.compile(rb".*/(?:[\w.-]+-)?([0-9a-f]{64})(?:\.scope)?(?=/|\s*$)", re.M)
-#: Elements of each of the two caches, which are emptied when full.
+#: Entries of each cache.
 LIMIT = 4096
 #: After a look-up that failed because the helper was busy, and for any other reason.
 _REST_S, _LONG_REST_S = 0.05, 60.0
+_BUSY = (errno.EAGAIN, errno.ETIMEDOUT)
+#: Bytes of a runtime's file: a container has up to some hundred KB of environment.
+MOST_BYTES = 1 << 19
+#: How often a container that has rows is reported, so that its row is not removed before they are.
+AGAIN_NS = 600 * 10**9
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "rows",
+        "bytes of a container's file of its runtime",
+        MOST_BYTES,
+        "its pod, name and image are unknown",
+        "-",
+        "bytes",
+    ),
+)
+_TABLE = TABLES["container"]
+_NAMES = ("unit", "container_id", "container_name", "image", "pod", "namespace")
 
 
 class Containers:
-    """Fills ``container_id``: by the id of the row's cgroup, else from /proc/PID/cgroup (world-readable), which also
-    knows version 1 of cgroups.
+    """Fills ``container_id`` of rows and the places in findings, and is a source of ``container``.
 
-    look_up: the path of the cgroup with an id (version 2), OSError where there is none; set before the first row. A
-    cgroup is looked up once: at the start of the first program in it, so that its later and shorter processes are known
-    by it, also once it is gone.
+    A place is known by the id of the row's cgroup, else from /proc/PID/cgroup (world-readable), which also knows
+    version 1 of cgroups. look_up: the path of the cgroup with an id (version 2), OSError where there is none.
+    open_file: a descriptor of a container's file of ``RUNTIME_FILES[number]``, OSError where there is none. Both are
+    set before the first row. node: the name of the Kubernetes node. A cgroup is looked up once: at the start of the
+    first program in it, so that its later and shorter processes are known by it, also once it is gone.
     """
 
-    def __init__(self, look_up: Callable[[int], str] | None = None) -> None:
-        self.look_up = look_up
+    name = "containers"
+
+    def __init__(
+        self,
+        look_up: Callable[[int], str] | None = None,
+        open_file: Callable[[int, str], int] | None = None,
+    ) -> None:
+        self.look_up, self.open_file, self.node = look_up, open_file, ""
         self._rested_s = 0.0
-        self._cgroups: dict[int, bytes] = {}
-        self._processes: dict[tuple[int, int], bytes] = {}
+        self._cgroups: Recent[int, ProcessPlace] = Recent(LIMIT)
+        self._processes: Recent[tuple[int, int], ProcessPlace] = Recent(LIMIT)
+        self._latest: Recent[int, ProcessPlace] = Recent(LIMIT)  # by pid
+        self._known: Recent[bytes, ProcessPlace | None] = Recent(
+            LIMIT
+        )  # by container id, from files; None: there is none
+        self._reported: Recent[bytes, int] = Recent(LIMIT)  # by container id, CLOCK_BOOTTIME ns
+        self._seen: dict[bytes, ProcessPlace] = {}  # with rows since the last drain
+        #: (finding id, pid) -> place: it stays the same if the process ends and another one gets its pid
+        self._placed: Recent[tuple[bytes, int], ProcessPlace] = Recent(LIMIT)
         self._version_1 = not os.path.exists("/sys/fs/cgroup/cgroup.controllers")
 
     def on_exec(self, started: np.ndarray) -> None:
         """Takes started programs (``agent.probes.exec.STARTED``), while they run."""
-        columns = (started[name].tolist() for name in ("cgroup_id", "pid", "proc_start_ns"))
-        for number, pid, start in zip(*columns, strict=True):
-            if not self._of_cgroup(number) and self._version_1:
-                self._of_process(pid, start)
+        columns = (started[name].tolist() for name in ("pid", "proc_start_ns", "cgroup_id"))
+        for one in zip(*columns, strict=True):
+            if self._place(*one) is NOWHERE:
+                self._latest.pop(one[0], None)
 
     def fill(self, batch: Batch) -> None:
         """Sets the column in place, for rows that have a process and no container id yet."""
-        if "container_id" not in TABLES[batch.table].by_name:
+        declared = TABLES[batch.table].by_name
+        if "container_id" not in declared or "pid" not in declared:
             return
         rows = batch.rows
         wanted = np.flatnonzero((rows["pid"] != NULL_I64) & (rows["container_id"] == b""))
         if not len(wanted):
             return
         who = list(zip(*(rows[name][wanted].tolist() for name in ("pid", "proc_start_ns", "cgroup_id")), strict=True))
-        ids = {one: self._of_cgroup(one[2]) or self._of_process(*one[:2]) for one in set(who)}
+        ids = {one: self._place(*one).container_id for one in set(who)}
         if any(ids.values()):
             rows["container_id"][wanted] = [ids[one] for one in who]
 
-    def _of_cgroup(self, number: int) -> bytes:
+    def place(self, batch: Batch) -> None:
+        """Sets the places of the impacted process and of the culprit in rows of ``finding``."""
+        if batch.table != "finding":
+            return
+        for at in range(len(batch.rows)):
+            row = batch.rows[at : at + 1]
+            for prefix, pid in (("", row["impacted_pid"]), ("culprit_", row["culprit_pid"])):
+                found = self._of_finding(bytes(row["finding_id"][0]), int(pid[0]))
+                for name in _NAMES:
+                    row[f"{prefix}{name}"] = getattr(found, name)
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Rows of containers that are new, or were last reported ``AGAIN_NS`` ago."""
+        seen, self._seen = self._seen, {}
+        new = [one for one in seen.values() if now_ns - self._reported.get(one.container_id, -AGAIN_NS) >= AGAIN_NS]
+        if not new:
+            return
+        batch = make("container", len(new), t_ns=now_ns, node=self.node.encode()[: _TABLE.by_name["node"].width])
+        for name in (*_NAMES, "pod_uid"):
+            batch.rows[name] = [getattr(one, name) for one in new]
+        batch.rows["runtime"] = [_TABLE.code("runtime", one.runtime.decode()) for one in new]
+        for one in new:
+            self._reported[one.container_id] = now_ns
+        yield batch
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _of_finding(self, finding_id: bytes, pid: int) -> ProcessPlace:
+        if pid <= 0:
+            return NOWHERE
+        if (finding_id, pid) not in self._placed:
+            found = self._latest.get(pid) or self._from_proc(pid) or NOWHERE
+            if found is NOWHERE:
+                return found
+            self._placed[finding_id, pid] = found
+        return self._placed[finding_id, pid]
+
+    def _place(self, pid: int, start_ns: int, cgroup: int) -> ProcessPlace:
+        found = self._of_cgroup(cgroup)
+        if not found.container_id and (self._version_1 or found is NOWHERE):
+            of_process = self._of_process(pid, start_ns)
+            found = found if of_process is NOWHERE else of_process
+        if found is not NOWHERE:
+            if self._latest.get(pid) is not found:
+                self._latest[pid] = found
+            if found.runtime:
+                self._seen[found.container_id] = found
+        return found
+
+    def _of_cgroup(self, number: int) -> ProcessPlace:
         if number in self._cgroups:
             return self._cgroups[number]
         if self.look_up is None or number < 0 or time.monotonic() < self._rested_s:
-            return b""
+            return NOWHERE
         try:
-            found = container_of(os.fsencode(self.look_up(number)))
+            found = self._found([Cgroup.at(os.fsencode(self.look_up(number)))])
         except OSError as error:
             if error.errno != errno.ESTALE:
-                self._rested_s = time.monotonic() + (
-                    _REST_S if error.errno in (errno.EAGAIN, errno.ETIMEDOUT) else _LONG_REST_S
-                )
-                return b""
-            found = b""
-        if len(self._cgroups) >= LIMIT:
-            self._cgroups.clear()
+                self._rested_s = time.monotonic() + (_REST_S if error.errno in _BUSY else _LONG_REST_S)
+                return NOWHERE
+            found = NOWHERE
         self._cgroups[number] = found
         return found
 
-    def _of_process(self, pid: int, start_ns: int) -> bytes:
+    def _of_process(self, pid: int, start_ns: int) -> ProcessPlace:
         key = (pid, start_ns)
         if key not in self._processes:
-            if len(self._processes) >= LIMIT:
-                self._processes.clear()
-            self._processes[key] = of_process(pid)
+            if time.monotonic() < self._rested_s:
+                return NOWHERE
+            found = self._from_proc(pid)
+            if found is None:
+                return NOWHERE
+            self._processes[key] = found
         return self._processes[key]
 
+    def _from_proc(self, pid: int) -> ProcessPlace | None:
+        """Of a process now; nowhere if it has ended, None while the helper is busy."""
+        try:
+            fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY)
+        except OSError:
+            return NOWHERE
+        try:
+            text = os.read(fd, 8192)
+        except OSError:
+            return NOWHERE
+        finally:
+            os.close(fd)
+        try:
+            return self._found(cgroups_of(text))
+        except OSError:
+            self._rested_s = time.monotonic() + _REST_S
+            return None
 
-def container_of(path: bytes) -> bytes:
-    """The id in a cgroup's path, or in the text of /proc/PID/cgroup; empty where it is no container's."""
-    match = _CONTAINER.search(path)
-    return match.group(1) if match else b""
+    def _found(self, cgroups: list[Cgroup]) -> ProcessPlace:
+        """Raises OSError while the helper is busy."""
+        unit = unit_of(cgroups)
+        container_id, above = container_of(cgroups)
+        if not container_id:
+            return ProcessPlace(unit) if unit else NOWHERE
+        if container_id not in self._known:
+            self._known[container_id] = self._from_files(container_id.decode())
+        known = self._known[container_id]
+        if known is None:  # a user's own container, for example
+            return ProcessPlace(unit, container_id)
+        # A user may name a cgroup of theirs like any container. But only root can create one where the runtime does.
+        return known._replace(unit=unit) if _of_root(above) else ProcessPlace(unit) if unit else NOWHERE
+
+    def _from_files(self, container_id: str) -> ProcessPlace | None:
+        """Raises OSError while the helper is busy."""
+        there = None
+        for number, file in enumerate(RUNTIME_FILES if self.open_file else ()):
+            assert self.open_file is not None
+            try:
+                fd = self.open_file(number, container_id)
+            except OSError as error:
+                if error.errno in _BUSY:
+                    raise
+                continue
+            with open(fd, "rb", buffering=0) as opened:
+                content = opened.read(MOST_BYTES + 1)
+            if found := names_of(file.kind, container_id, content) if len(content) <= MOST_BYTES else None:
+                return found
+            if "{}" in file.place:
+                there = ProcessPlace(container_id=container_id.encode())
+        return there
 
 
-def of_process(pid: int) -> bytes:
-    """The container of a process now; empty if it has none, or has ended."""
+def _of_root(directory: bytes) -> bool:
     try:
-        fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY)
+        return os.stat(directory).st_uid == 0
     except OSError:
-        return b""
-    try:
-        return container_of(os.read(fd, 8192))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        return False

@@ -6,7 +6,6 @@ from agent.batch import Batch
 from agent.common.finding import CHANGED, FindingEvents
 from agent.common.sentence import ToWall
 from agent.log import log_message
-from agent.service.containers import of_process
 
 
 class FindingLog:
@@ -17,7 +16,7 @@ class FindingLog:
     name = "finding log"
 
     def __init__(self, wall: ToWall, left_out: tuple[str, ...] = ()) -> None:
-        self._events = FindingEvents(wall, of_process)
+        self._events = FindingEvents(wall)
         self._left_out = left_out
 
     def offer(self, batch: Batch) -> None:

@@ -257,6 +257,7 @@ class Loop:
         for new in self.correlator.guard.new_failures():
             log_message(f"tickscope: {new}")
         for batch in findings or ():
+            self.faults.attempt("places of findings", self.containers.place, batch, otherwise=None)
             self.totals[batch.table] += len(batch.rows)
             self._offer(batch)
         self._store(tick_ns=watermark_ns)

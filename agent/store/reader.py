@@ -117,8 +117,12 @@ class Reader:
         self._hot = {seq: self._hot.get(seq) or _HotRows(self._tables, window) for seq in listed.hot}
         names = set(map(segments.sealed_name, listed.sealed))
         self._sealed = {name: one for name, one in self._sealed.items() if name in names}
-        for seq, one in self._hot.items():
+        for seq in listed.hot:
+            one = self._hot[seq]
             with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb", buffering=0) as file:
+                if one.replaced(file.fileno()):  # the store was removed and made anew
+                    one = self._hot[seq] = _HotRows(self._tables, window)
+                    self.added |= self._tables
                 for boot_id, table, rows in one.read(file.fileno(), window):
                     self.added.add(table)
                     if table == "clock_offset":
@@ -185,7 +189,14 @@ class _HotRows:
         self.last_ns, self.unread = NULL_I64, 0
         self._tables, self._window = tables, window
         self._new, self._indexed = True, False
+        self._file: tuple[int, int] | None = None
         self._rows = Gathered()
+
+    def replaced(self, fd: int) -> bool:
+        """Whether this is another file than the one that was read before."""
+        now = os.fstat(fd)
+        known, self._file = self._file, (now.st_dev, now.st_ino)
+        return known is not None and (self._file != known or now.st_size < self.decoder.offset)
 
     def read(self, fd: int, window: Window) -> Iterator[tuple[str, str, np.ndarray]]:
         """Reads what was appended, and forgets rows before the window. Yields new rows with their boot and table."""
@@ -197,7 +208,8 @@ class _HotRows:
                 yield head.boot_id, frame.table, frame.rows
             elif frame.kind == FrameKind.TICK:
                 self.last_ns = max(self.last_ns, frame.t_ns)
-        self._rows.forget(lambda table, boot, last_ns: not _always(table) and window.misses(boot, last_ns, last_ns))
+        # Of the first row of what it collected only the newest time is known.
+        self._rows.forget(lambda table, boot, last_ns: not _always(table) and window.misses(boot, NULL_I64, last_ns))
 
     def tables(self) -> dict[str, list[pa.Table]]:
         return self._rows.tables()

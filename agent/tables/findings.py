@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent.columns import boolean, enum, f64, i64, json_text, text
 from agent.tables.names import CAUSES, SYMPTOMS
-from agent.tables.shared import table
+from agent.tables.shared import CONTAINER, PROC, UNIT, table
 
 DECLARED = (
     table(
@@ -21,6 +23,10 @@ DECLARED = (
         i64("end_ns", "end of the symptom so far, CLOCK_BOOTTIME", "ns"),
         text("symptom", 24, "the symptom (docs/symptoms-causes.md)", names=SYMPTOMS),
         text("subject", 128, "what had the symptom"),
+        i64("impacted_pid", "the process with the symptom, or the first that a clock jump affected, if known"),
+        UNIT,
+        PROC[-1],
+        *CONTAINER,
         text("cause", 24, "the cause with the highest score", names=CAUSES),
         text(
             "cause_detail",
@@ -29,6 +35,7 @@ DECLARED = (
         ),
         i64("culprit_pid", "the process that caused it, if known"),
         text("culprit_comm", 16, "command name of that process"),
+        *(replace(one, name=f"culprit_{one.name}", attribute="") for one in (UNIT, PROC[-1], *CONTAINER)),
         text(
             "culprit_object",
             128,

@@ -1,11 +1,24 @@
-"""Of tickscope itself: what was lost, and its probes."""
+"""Of the host and of tickscope itself: containers, what was lost, and the probes."""
 
 from __future__ import annotations
 
 from agent.columns import enum, i64, text
-from agent.tables.shared import table
+from agent.tables.shared import CONTAINER, PROC, UNIT, table
 
 DECLARED = (
+    table(
+        "container",
+        "a container in which a process with rows ran, by its runtime's own files; at the first of its rows, and again"
+        " every ten minutes while it has rows",
+        PROC[-1],
+        *CONTAINER,
+        text("pod_uid", 64, "uid of the pod", "k8s.pod.uid"),
+        text("node", 64, "Kubernetes node (`k8s.node.name` of the resource attributes), else empty", "k8s.node.name"),
+        UNIT,
+        enum("runtime", "containerd crio podman docker", "the runtime", "container.runtime.name"),
+        latest_by="container_id",
+        as_of="t_ns",
+    ),
     table(
         "loss",
         "a loss of records",

@@ -17,7 +17,16 @@ PROC = (
     i64("proc_start_ns", "start of the process, CLOCK_BOOTTIME; identifies it together with pid", "ns"),
     text("comm", 16, "command name", "process.command"),
     i64("cgroup_id", "cgroup v2 id", "", "linux.cgroup.id"),
-    text("container_id", 64, "container id, from the cgroup path", "container.id"),
+    text("container_id", 64, "container id, from the cgroup path; of nested containers the outermost", "container.id"),
+)
+
+#: Where a process ran, beside its container's id; empty: it ran in no unit, no container, no pod, or it is unknown.
+UNIT = text("unit", 128, "systemd unit, from the cgroup path", "systemd.unit.name")
+CONTAINER = (
+    text("container_name", 128, "name of the container in its pod, or of its runtime", "k8s.container.name"),
+    text("image", 256, "image of the container, as its runtime names it", "container.image.name"),
+    text("pod", 253, "Kubernetes pod", "k8s.pod.name"),
+    text("namespace", 63, "Kubernetes namespace", "k8s.namespace.name"),
 )
 
 SOCK = (

@@ -18,5 +18,5 @@ def pages() -> list[Path]:
         ROOT / "ARCHITECTURE.md",
         ROOT / "HACKING.md",
         ROOT / "CHANGELOG.md",
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
     ]

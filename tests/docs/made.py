@@ -118,15 +118,20 @@ def metrics() -> str:
 
 
 def alerts() -> str:
-    from dashboards.alerts import RULES
+    from dashboards.alerts import RULES, page_of
 
     def summary(text: str) -> str:
-        return re.sub(r"\{\{ \$value[^}]*\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
+        text = re.sub(r"\{\{ (if|else|end)\b.*?\}\}", "", text)
+        return re.sub(r"\{\{ \$value.*?\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
 
-    return _table(
-        ("alert", "severity", "summary", "next command"),
-        [(f"`{r.alert}`", r.severity, summary(r.summary), r.todo) for r in RULES],
-    )
+    rows = [(f"[`{r.alert}`]({page_of(r.alert)})", r.severity, r.lasts or "at once", summary(r.summary)) for r in RULES]
+    return _table(("alert", "severity", "fires after", "summary"), rows)
+
+
+def recordings() -> str:
+    from dashboards.alerts import RECORDINGS
+
+    return _table(("series", "meaning"), [(f"`{r.record}`", r.meaning) for r in RECORDINGS])
 
 
 def models() -> str:
@@ -466,6 +471,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         tables,
         metrics,
         alerts,
+        recordings,
         settings,
         symptoms,
         causes,

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from agent.batch import make
 from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
-from tests.recorded_store import fill
+from tests.replayed import filled
 
 _FLAGS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-sync")
 _VERB = (sys.executable, "-c", "from agent.cli.main import main; main()")
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("browser") / "store"
-    fill("0020-0", path)
+    filled(path, "0020-0")
     return path
 
 

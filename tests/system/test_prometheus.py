@@ -4,10 +4,9 @@ fires.
 
 from __future__ import annotations
 
-import json
+import math
 import socket
 import subprocess
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,64 +14,45 @@ from typing import Any
 
 import pytest
 
-from dashboards import alerts
-from tests.patience import PATIENCE, until
+from dashboards.boards import dashboard
+from tests.patience import until
 from tests.ports import free_port
+from tests.servers.prometheus import Prometheus
+from tests.servers.test_boards import chosen
 from tests.system.agent import Agent
 from tests.system.test_notices import step
 
-_RULES = Path(alerts.__file__).with_suffix(".yaml")
-
-
-class Server:
-    """Prometheus with one target."""
-
-    def __init__(self, folder: Path, target: int) -> None:
-        self.port = free_port()
-        config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(_RULES)],
-            "scrape_configs": [{"job_name": "tickscope", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={folder}/prometheus.yml",
-                    f"--storage.tsdb.path={folder}/data",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                    "--log.level=warn",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                return list(json.load(answer)["data"]["result"])
-        except OSError:
-            return []  # it is starting
-
-    def value(self, expression: str) -> float:
-        return sum(float(series["value"][1]) for series in self.query(expression))
+#: Boards whose panels have data on any node that has just been started, but for these panels.
+_AT_ONCE = {
+    "clocks": {
+        "Size of jumps, p99",
+        "Clock changes, by process",
+        "Offset by source",
+        "Answers of sources (255: all)",
+        "Root distance",
+        "Stratum",
+        "Frequency correction, by the daemon",
+    },
+    "agent": {
+        "Records lost",
+        *("Sent over OTLP", "Rows not sent as spans"),  # no collector is configured
+        *("Findings sent to receivers", "Requests with findings that failed", "Events of findings that were dropped"),
+    },
+}
 
 
 @pytest.fixture
-def scraped(start: Callable[..., Agent], tmp_path: Path) -> Iterator[tuple[Agent, Server, int]]:
+def scraped(start: Callable[..., Agent], tmp_path: Path) -> Iterator[tuple[Agent, Prometheus, int]]:
     page = free_port()
-    agent = start(config=f"prometheus: 127.0.0.1:{page}\n").ready()
-    server = Server(tmp_path, page)
-    yield agent, server, page
-    server.process.terminate()
-    server.process.wait(20 * PATIENCE)
+    # The steps of these tests are of 1 us: smaller ones than 128 ms are alarms only because of the threshold.
+    agent = start(config=f"prometheus: 127.0.0.1:{page}\njump_threshold: 500ns\n").ready()
+    with Prometheus(tmp_path, {"web1": page}) as server:
+        yield agent, server, page
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> None:
-    _, server, page = scraped
+def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Prometheus, int]) -> None:
+    agent, server, page = scraped
     until(lambda: server.value("sum_over_time(up[1h])") >= 3)
     for name in (
         "ntp_jump_count_total",
@@ -99,6 +79,13 @@ def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> No
     assert server.value('increase(tickscope_clock_changes_total{tickscope_kind="step"}[1m])') > 0
     until(lambda: server.value('increase(tickscope_findings_total{tickscope_symptom="clock_jump"}[1m])') > 0)
     until(lambda: server.value('increase(tickscope_findings_by_cause_total{tickscope_cause="clock_step"}[1m])') > 0)
+    # The alert names who did it, and its command leads to the finding.
+    (jump,) = until(lambda: server.query('tickscope_finding_open{tickscope_symptom="clock_jump"}'))
+    assert jump["metric"]["tickscope_cause"] == "clock_step" and jump["metric"]["tickscope_culprit_comm"]
+    (alert,) = (a for a in server.get("alerts")["alerts"] if a["labels"]["alertname"] == "TickscopeClockJump")
+    verb, its_id = alert["annotations"]["command"].split()[1:]
+    assert agent.cli(verb, its_id).stdout
+    assert {(r["name"], r["health"]) for r in server.rules()} == {(r["name"], "ok") for r in server.rules()}
     # What Prometheus asks for is OpenMetrics, compressed, and it takes all of it.
     assert server.value("scrape_samples_scraped") < 5000
     done = subprocess.run(
@@ -108,3 +95,18 @@ def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> No
         input=urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20).read().decode(),
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("board", _AT_ONCE)
+def test_panels_have_data_of_a_fresh_agent(scraped: tuple[Agent, Prometheus, int], board: str) -> None:
+    _, server, _ = scraped
+
+    def empty() -> set[str]:
+        panels = [p for p in dashboard(board)["panels"] if "targets" in p]
+        return {p["title"] for p in panels if not _numbers(server.query(chosen(p["targets"][0]["expr"])))}
+
+    until(lambda: empty() <= _AT_ONCE[board], why=empty)
+
+
+def _numbers(found: list[dict[str, Any]]) -> list[float]:
+    return [n for one in found if not math.isnan(n := float(one["value"][1]))]

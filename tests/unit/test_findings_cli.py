@@ -30,7 +30,21 @@ from agent.correlate.catalogue import causes, symptoms
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 from tests.commands import on_terminal, tickscope
-from tests.unit.correlate_scenarios import ALL, MS, T0, UNTIL, Host, S, broker_slow, clock_step, latest, refusing, run
+from tests.found import PLACES
+from tests.unit.correlate_scenarios import (
+    ALL,
+    APP_PID,
+    MS,
+    T0,
+    UNTIL,
+    Host,
+    S,
+    broker_slow,
+    clock_step,
+    latest,
+    refusing,
+    run,
+)
 from tests.unit.test_control_characters import harmless
 from tests.unit.test_correlate_asleep import slow
 from tests.unit.test_replay_cli import HEAD, record
@@ -63,6 +77,21 @@ def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled:
     starts, text_of = ([r[name] for r in doc["rows"]] for name in ("start_ns", "t_ns"))
     assert starts == sorted(starts) and text_of != sorted(text_of)
     assert all(isinstance(r[c], list) for r in doc["rows"] for c in ("causes", "evidence", "ruled_out"))
+
+
+def test_the_process_with_the_symptom_is_named_and_where_it_ran_is_shown(tmp_path: Path) -> None:
+    slow_broker, step = (batches[-1].rows.copy() for batches in emitted())
+    assert slow_broker["impacted_pid"].tolist() == step["impacted_pid"].tolist() == [APP_PID]
+    for name, text in PLACES.items():
+        slow_broker[name] = text.encode()
+    slow_broker["culprit_comm"] = b"redis-server"
+    path = store(tmp_path, [Batch("finding", slow_broker)])
+    where = "pod shop/api-7c9d, container api, image shop:1.4"
+    listed = " ".join(tickscope("findings", "--store", path).stdout.decode().split())
+    assert f"In {where}." in listed
+    explained = tickscope("explain", "last", "--store", path).stdout.decode()
+    assert f"  where    {where}\n" in explained
+    assert "redis-server, in unit redis.service" in explained
 
 
 def test_query_and_sql_report_each_finding_once_too(filled: Path) -> None:

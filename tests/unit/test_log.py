@@ -119,20 +119,19 @@ def test_each_finding_is_reported_once_when_opened_and_once_when_closed(monkeypa
     ]
 
 
-def test_its_fields_name_the_host_the_culprit_and_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_fields_name_the_host_the_culprit_and_where_they_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     output: list[dict[str, object]] = []
     monkeypatch.setattr(finding_log, "log_message", lambda text, level, **fields: output.append(fields))
-    monkeypatch.setattr(finding_log, "of_process", lambda pid: b"c" * 64 if pid == 7 else b"")
     batch = finding(b"a", "open")
     batch.rows["culprit_pid"], batch.rows["culprit_comm"] = 7, b"chronyd"
+    batch.rows["pod"], batch.rows["culprit_unit"] = b"api-7c9d", b"chrony.service"
     log = FindingLog(lambda t_ns: t_ns)
     log.offer(batch)
     log.offer(finding(b"b", "open"))
-    shown = [
-        {name: it for name, it in one.items() if name.startswith(("culprit", "container", "host"))} for one in output
-    ]
+    shown = [{name: it for name, it in one.items() if name.startswith(("culprit", "pod", "host"))} for one in output]
     here = {"host": socket.gethostname()}
-    assert shown == [{**here, "culprit_comm": "chronyd", "culprit_pid": 7, "container_id": "c" * 64}, here]
+    culprit = {"culprit_comm": "chronyd", "culprit_pid": 7, "culprit_unit": "chrony.service"}
+    assert shown == [{**here, **culprit, "pod": "api-7c9d"}, here]
 
 
 def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:

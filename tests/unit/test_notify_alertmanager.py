@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.common.finding import FindingEvent
+from agent.common.alert_labels import incident
 from exporters import notifier
-from exporters.alertmanager import AlertmanagerNotifier, api_url, incident
+from exporters.alertmanager import AlertmanagerNotifier, api_url
 from exporters.notify_settings import AlertmanagerSettings
-from tests.found import events, finding
+from tests.found import INCIDENTS, events, finding
 from tests.hostile import serving
 from tests.patience import until
 
@@ -35,23 +35,9 @@ def notifying(url: str) -> Iterator[AlertmanagerNotifier]:
         sink.close()
 
 
-@pytest.mark.parametrize(
-    ("cause", "comm", "thing", "words"),
-    [
-        ("clock_step", "chronyd", "", "clock"),
-        ("clock_slew", "", "", "clock"),
-        ("process_stopped", "redis-server", "", "process_stopped redis-server on node-7"),
-        ("network_delay", "", "10.0.0.1:6379", "network_delay 10.0.0.1:6379"),
-        ("network_delay", "", "[2001:db8::1]:6379", "network_delay [2001:db8::1]:6379"),
-        ("network_delay", "", "127.0.0.1:6379", "network_delay on node-7"),
-        ("network_delay", "", "[::1]:6379", "network_delay on node-7"),
-        ("network_delay", "", "eth0", "network_delay on node-7"),
-        ("unknown", "", "", "unknown on node-7"),
-    ],
-)
+@pytest.mark.parametrize(("cause", "comm", "thing", "words"), INCIDENTS)
 def test_alerts_of_one_fault_have_one_incident(cause: str, comm: str, thing: str, words: str) -> None:
-    fields = {"cause": cause, "culprit_comm": comm, "culprit_object": thing}
-    assert incident(FindingEvent("opened", dict(fields)), "node-7") == words
+    assert incident(cause, comm, thing, "node-7") == words
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from exporters import lane, notifier, webhook
 from exporters.notify_settings import SlackSettings
 from exporters.slack import SlackNotifier
-from tests.found import HOSTILE, events, finding, hostile
+from tests.found import HOSTILE, PLACES, events, finding, hostile
 from tests.patience import until
 
 PATH = "/services/T0/B0/hunter2"
@@ -135,7 +135,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_finding_is_a_message_when_it_opens_and_when_it_closes() -> None:
     with slack() as server, notifying(server.url) as sink:
         for batch in (
-            finding("a", culprit_pid=7),
+            finding("a", culprit_pid=7, **PLACES),
             finding("a", sentence="longer"),
             finding("n", severity="notice"),
             finding("a", "closed", sentence="It took 2 s"),
@@ -146,7 +146,8 @@ def test_a_finding_is_a_message_when_it_opens_and_when_it_closes() -> None:
         text = "\n".join(server.texts())
         assert "Opened on" in text
         assert "Closed on" in text
-        for part in ("cause: process_stopped", "container id: " + "c" * 64, "`tickscope explain a`", "It took 2 s"):
+        where = ("where: pod shop/api-7c9d, container api, image shop:1.4", "culprit in: unit redis.service")
+        for part in ("cause: process_stopped", *where, "`tickscope explain a`", "It took 2 s"):
             assert part in text
         assert "<https://link.example/a|more>" in text
         assert sink.waiting() == sum(sink.losses().values()) == 0

@@ -35,6 +35,17 @@ def attributes_of(span: Span) -> dict[str, object]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 
+@pytest.mark.parametrize(("pod", "name"), [("api-7c9d", "k8s.container.name"), (None, "container.name")])
+def test_a_span_has_the_names_of_its_container(pod: str | None, name: str) -> None:
+    names = {"container_id": "c1", "container_name": "api", "image": "shop:1.4", **({"pod": pod} if pod else {})}
+    encoder = SpanEncoder("boot", lambda t: t, {"c1": names})
+    rows = make("slow_syscall", 2, t_ns=9, container_id=[b"c1", b"other"]).rows
+    of_it, other = (attributes_of(Span.FromString(raw)) for raw in encoder.roots("slow_syscall", rows))
+    known = {"container.id": "c1", name: "api", "container.image.name": "shop:1.4"}
+    assert of_it == known | ({"k8s.pod.name": pod} if pod else {})
+    assert other == {"container.id": "other"}
+
+
 def test_a_span_keeps_its_length_when_the_clock_moved_inside_it() -> None:
     stepped = SpanEncoder("boot", lambda t: t + np.where(t < 50, _WALL + 10**12, _WALL))
     (raw,) = stepped.roots("slow_syscall", make("slow_syscall", 1, t_ns=60, duration_ns=40).rows)

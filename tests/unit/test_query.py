@@ -448,6 +448,17 @@ def test_a_condition_may_ask_another_table(tmp_path: Path) -> None:
     assert sorted(r["pid"] for r in rows) == [2, 3]
 
 
+def test_rows_are_found_by_their_pod_also_if_that_was_reported_before_the_window(tmp_path: Path) -> None:
+    pods = make("container", 3, t_ns=[1, 2, 1], container_id=[b"a", b"a", b"b"], pod=[b"old", b"api", b"db"])
+    write(tmp_path, pods, seal=True)
+    write(tmp_path, make("tcp_reset", 3, t_ns=10**12, pid=[1, 2, 3], container_id=[b"a", b"b", b""]))
+    condition = "container_id IN (SELECT container_id FROM container WHERE pod = 'api')"
+    of_pod = ask(tmp_path, "query", "tcp_reset", "--since", "boot+900", "--where", condition, "--columns", "pid")
+    assert of_pod["rows"] == [{"pid": 1}]
+    joined = "SELECT pid, pod FROM tcp_reset LEFT JOIN container USING (boot_id, container_id) ORDER BY pid"
+    assert [row["pod"] for row in ask(tmp_path, "sql", joined)["rows"]] == ["api", "db", None]
+
+
 def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 20_000, t_ns=1))
     code = "from agent.cli.main import main; main()"

@@ -15,7 +15,7 @@ from agent.batch import make
 from agent.cli.main import cli
 from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
-from tests.recorded_store import fill
+from tests.replayed import filled
 
 #: A consumer rejects a message again and again; a step of the wall clock by 5.69 s back.
 POISON, STEP = "4036-6", "0020-0"
@@ -25,7 +25,7 @@ POISON, STEP = "4036-6", "0020-0"
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {name: tmp_path_factory.mktemp("report") / "store" for name in (POISON, STEP)}
     for name, path in made.items():
-        fill(name, path)
+        filled(path, name)
     return made
 
 

@@ -153,3 +153,16 @@ def test_a_disk_without_room_for_an_index_has_a_plain_end(tmp_path: Path, monkey
     assert list(frames.read((tmp_path / segments.hot_name(1)).read_bytes()))[-1].kind == frames.FrameKind.END
     with open(tmp_path / segments.hot_name(1), "rb") as file:
         assert index.read(file.fileno()) is None
+
+
+def test_a_window_within_a_large_segment_that_is_still_written(tmp_path: Path) -> None:
+    store = HotStore(tmp_path, this_boot(), "host", seal_command=())
+    for second in range(60):
+        store.append([make("limiter_decision", 100, t_ns=second * S + np.arange(100))])
+    for since in range(0, 60, 7):
+        with Session(tmp_path, ["limiter_decision"], f"boot+{since}", f"boot+{since + 3}") as session:
+            where = " AND ".join(session.window.rows())
+            assert session.run(f"SELECT count(*) FROM limiter_decision WHERE {where}").rows == [
+                (min(300, (60 - since) * 100),)
+            ]
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.cli.ui_server import UiServer
-from tests.recorded_store import fill
+from tests.replayed import filled
 
 TOKEN = "0123456789abcdef"
 
@@ -26,7 +27,7 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ui") / "store"
-    fill("4036-6", path)
+    filled(path, "4036-6")
     return path
 
 
@@ -138,9 +139,18 @@ def test_a_thousand_slow_clients_keep_nobody_out(server: UiServer) -> None:
             client.close()
 
 
-def test_the_verb(store: Path) -> None:
+@contextlib.contextmanager
+def started(store: Path) -> Iterator[subprocess.Popen[str]]:
     verb = [sys.executable, "-c", "from agent.cli.main import main; main()", "ui", "--store", str(store)]
     with subprocess.Popen([*verb, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as ui:
+        try:
+            yield ui
+        finally:
+            ui.kill()
+
+
+def test_the_verb(store: Path) -> None:
+    with started(store) as ui:
         assert ui.stdout is not None
         url = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{32})\n", ui.stdout.readline())
         assert url is not None
@@ -153,14 +163,13 @@ def test_the_verb(store: Path) -> None:
 
 def test_root_becomes_the_owner_of_the_store(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    fill("0020-0", path)
+    filled(path, "0020-0")
     for file in [path, *path.rglob("*")]:
         os.chown(file, 65534, 65534)
     tmp_path.chmod(0o755)
     for parent in [tmp_path, *list(tmp_path.parents)[:2]]:
         parent.chmod(0o755)
-    verb = [sys.executable, "-c", "from agent.cli.main import main; main()", "ui", "--store", str(path)]
-    with subprocess.Popen([*verb, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as ui:
+    with started(path) as ui:
         assert ui.stdout is not None
         port, token = re.findall(r":(\d+)/\?token=(\w+)", ui.stdout.readline())[0]
         assert re.search(r"Uid:\t65534\t65534\t65534", Path(f"/proc/{ui.pid}/status").read_text())
@@ -168,7 +177,6 @@ def test_root_becomes_the_owner_of_the_store(tmp_path: Path) -> None:
             target = f"/document?token={token}&length=60"
             client.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200")
-        ui.terminate()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9470", "192.0.2.1:80", "[::]:9470", "example.org:80"])

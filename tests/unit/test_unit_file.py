@@ -40,7 +40,7 @@ def test_what_the_agent_needs_is_in_the_bounding_set() -> None:
 
 def test_it_may_write_where_its_directories_are() -> None:
     writable = [Path(path) for path in SETTINGS["ReadWritePaths"].split()]
-    for path in (ServiceSettings.run_dir, StoreSettings.directory, CACHE):
+    for path in (ServiceSettings.run_dir, StoreSettings.store, CACHE):
         assert set(Path(path).parents) & set(writable), path
 
 

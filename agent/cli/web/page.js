@@ -359,6 +359,7 @@
         fact("began", (finding.began || "boot+" + (made.from_boot_s + finding.start).toFixed(3)) + (finding.lasted ? ", lasted " + finding.lasted : "") + ", " + finding.state),
         fact("symptom", finding.symptom + (finding.subject ? " of " + finding.subject : "")),
         fact("cause", finding.cause + (finding.meaning ? ": " + finding.meaning : "") + (finding.confidence ? " (confidence " + finding.confidence.toFixed(2) + ")" : "")),
+        fact("where", finding.where),
         fact("culprit", finding.culprit),
         fact("next", finding.next),
         fact("more", element("code", {}, "tickscope explain " + finding.id.slice(0, 8) + (finding.about ? "; tickscope causes " + finding.about : "")))),

@@ -1,0 +1,28 @@
+// The layout of monitoring mixins (https://monitoring.mixins.dev), for those who build their rules with jsonnet.
+// The files beside this one are made by Python (python -m dashboards.alerts, python -m dashboards.boards).
+local here = 'file:///opt/tickscope/docs';
+
+{
+  _config+:: {
+    // Where you publish docs/: alerts link their runbook there, dashboards the page about a command.
+    docs: here,
+  },
+
+  local board(made) = made {
+    templating+: { list: [if v.name == 'docs' then v { query: $._config.docs } else v for v in made.templating.list] },
+  },
+  local alert(rule) = rule {
+    annotations+: { runbook_url: std.strReplace(rule.annotations.runbook_url, here, $._config.docs) },
+  },
+
+  prometheusAlerts+:: { groups: [g { rules: std.map(alert, g.rules) } for g in (import 'alerts.yaml').groups] },
+  prometheusRules+:: import 'rules.yaml',
+  grafanaDashboards+:: {
+    'tickscope-overview.json': board(import 'overview.json'),
+    'tickscope-clocks.json': board(import 'clocks.json'),
+    'tickscope-limiters.json': board(import 'limiters.json'),
+    'tickscope-queues.json': board(import 'queues.json'),
+    'tickscope-findings.json': board(import 'findings.json'),
+    'tickscope-agent.json': board(import 'agent.json'),
+  },
+}
