@@ -29,6 +29,7 @@ tar -C "$top" --exclude=__pycache__ -cf "$work/sources.tar" --transform 's,^,bui
 [ -z "${PIP_CONSTRAINT:-}" ] || cp "$PIP_CONSTRAINT" "$work/constraint.txt"
 export SOURCE_DATE_EPOCH PIP_CONSTRAINT=/tmp/constraint.txt
 
+# shellcheck disable=SC2016 # mmdebstrap expands $1
 mmdebstrap --quiet --variant=apt --format=null --include=ca-certificates,debhelper,man-db,python3-venv \
 	--customize-hook='tar-in "'"$work"'/sources.tar" /' \
 	--customize-hook='copy-in "'"$work"'/constraint.txt" /tmp' \

@@ -34,7 +34,9 @@ def test_what_the_agent_needs_is_in_the_bounding_set() -> None:
     """tests/package tries it, on one kernel: older ones need more."""
     bounds = set(SETTINGS["CapabilityBoundingSet"].split())
     for needed in (*NEEDED_BY_PERF, privilege.CAP_BPF):
-        assert next(name for name, number in vars(privilege).items() if name[:4] == "CAP_" and number == needed) in bounds
+        assert (
+            next(name for name, number in vars(privilege).items() if name[:4] == "CAP_" and number == needed) in bounds
+        )
     assert SETTINGS["LimitMEMLOCK"] == "infinity"  # instead of CAP_SYS_RESOURCE, before kernel 5.11
 
 
