@@ -38,7 +38,7 @@ def _lines(keys: tuple[str, ...], one: Setting) -> Iterator[str]:
     indent = "  " * (len(keys) - 1)
     about = [one.doc]
     if one.kind.section is None:
-        about.append(f"Values: {one.kind.form}.{_beside(one)}")
+        about.append(f"Values: {one.kind.form}.{beside(one)}")
     for text in about:
         yield from textwrap.wrap(
             text,
@@ -51,7 +51,7 @@ def _lines(keys: tuple[str, ...], one: Setting) -> Iterator[str]:
     yield f"{indent}#{one.key}:" + ("" if one.kind.section is not None else f" {yaml_text(one.shown)}")
 
 
-def _beside(one: Setting) -> str:
+def beside(one: Setting) -> str:
     """What else sets it, and the keys of a server."""
     section = brokers()[one.key].section if one.key in brokers() else None
     names = f" Keys of a server: {', '.join(key.key for key in every(section))}." if section is not None else ""

@@ -67,6 +67,9 @@ compile_without_docstrings() {
 	"$TICKSCOPE_VENV/bin/python" -X no_debug_ranges -X "pycache_prefix=$compiled" -m compileall -q -j0 -o 2 "${modules[@]}" >/dev/null 2>&1 || true
 }
 
+# The service cannot: its /etc is read-only.
+create_user() { "$TICKSCOPE_VENV/bin/python" -I -c 'from agent.posix.privilege import service_user; service_user()'; }
+
 # pip builds in the directory it installs from, so it gets a copy of the sources and the clone stays as it is.
 install_environment() ( # extra
 	extra=$1 command=/usr/local/bin/tickscope
@@ -97,6 +100,7 @@ install_environment() ( # extra
 			fail "pip could not install this checkout" "see pip's message above, then run this again" 1
 	fi
 	compile_without_docstrings
+	create_user
 	rm -rf "${TICKSCOPE_HOME:?}/docs"
 	cp -r docs "$TICKSCOPE_HOME/docs" # the unit and people refer to them
 	printf '%s\n' "$wanted_deps" >"$deps"
@@ -105,6 +109,9 @@ install_environment() ( # extra
 )
 
 install_for() {
+	if [ "$TICKSCOPE_HOME" = /opt/tickscope ] && [ -e /usr/lib/tickscope/venv ]; then
+		fail "tickscope is installed as a package here" "tickscope, the command of the package; or apt remove tickscope; or TICKSCOPE_HOME=/opt/mine $0, which installs beside it" 1
+	fi
 	local packages=(python3-bpfcc python3-venv passwd) extra=
 	case $1 in
 	demo) packages+=(redis-server openssl) ;;
@@ -112,7 +119,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(binutils chromium curl etcd-server g++ gcc gdb haproxy jsonnet libc6-dev libnginx-mod-http-lua libssl-dev mmdebstrap musl-tools nats-server netbase postgresql procps prometheus prometheus-alertmanager qemu-system-x86 rabbitmq-server systemd xz-utils)
+		packages+=(binutils chromium curl etcd-server g++ gcc gdb groff-base haproxy jsonnet libc6-dev libnginx-mod-http-lua libssl-dev mmdebstrap musl-tools nats-server netbase postgresql procps prometheus prometheus-alertmanager qemu-system-x86 rabbitmq-server systemd systemd-container xz-utils)
 		command -v npm >/dev/null || packages+=(nodejs npm)
 		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)

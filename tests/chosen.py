@@ -16,6 +16,11 @@ from fnmatch import fnmatchcase
 OTHER_RELEASES = ("trixie", "3.9.1")
 #: Test -> the parameters with which it runs in CI (fnmatch), or None. No kind of fault is in here alone.
 ONLY_ALL: dict[str, str | None] = {
+    # a root and a package of each Debian release: 10 minutes
+    "tests/package/test_debian.py::test_lintian_has_no_errors": None,
+    "tests/package/test_debian.py::test_a_host_with_an_installation_by_run_sh_is_refused": None,
+    "tests/package/test_debian.py::test_from_installation_to_purge": None,
+    "tests/package/test_debian.py::test_two_builds_are_equal": None,
     # one build of each Go matrix
     "tests/kernel/test_limiter.py::test_allow_in_every_kind_of_binary": "piestripped",
     "tests/kernel/test_limiter.py::test_a_reservation_that_is_given_back_at_once_is_refused": "2018",
@@ -74,6 +79,7 @@ ONLY_ALL: dict[str, str | None] = {
 }
 #: They judge the whole host, or who gets a processor: nothing runs beside them.
 ALONE = (
+    "tests/package/test_debian.py",  # an agent in a container that observes the whole host
     "tests/system/test_crowding_out.py",
     "tests/kernel/test_profiles.py",
     "tests/kernel/test_cpu_wait.py",

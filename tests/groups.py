@@ -81,7 +81,7 @@ def counted(output: str) -> Counter[str]:
 def phases(every: bool) -> list[list[Group]]:
     """Groups of a phase run beside each other, phases one after another."""
     more, env = (("--all",), ALL) if every else ((), SAMPLE)
-    live = ("tests/kernel", "tests/servers", "tests/system", *more)
+    live = ("tests/kernel", "tests/servers", "tests/system", "tests/package", *more)
     guests = "tests/vm" if every else "tests/vm/test_clock.py"
     return [
         [Group("unit", ("tests/unit", *more), env, UNIT)],  # first: .ci/run has mypy run beside it

@@ -69,7 +69,7 @@ def require_root(command: str = "sudo tickscope run") -> None:
         raise AgentError(
             f"root lacks {', '.join(missing)} here",
             why="a container or service manager took it away",
-            remedy="run with --privileged, or as a systemd service without CapabilityBoundingSet",
+            remedy="run with --privileged, or as the service of deploy/tickscope.service",
             exit_code=PRIVILEGE,
         )
 
