@@ -61,7 +61,7 @@ class Notifier(Stating):
         """Where it sends, without secrets."""
 
     def encoded(self, one: FindingEvent) -> bytes:
-        """An event as a part of a request."""
+        """An event as a part of a request; not called where ``offer`` is another one (Alertmanager)."""
         raise NotImplementedError
 
     @abstractmethod

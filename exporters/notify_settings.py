@@ -59,9 +59,7 @@ def _urls(given: object) -> tuple[str, ...]:
 def _hidden(kind: ValueType) -> ValueType:
     """The same type; of a URL only scheme and host are shown, since its path may be a secret."""
 
-    def masked(given: Any) -> Any:
-        if not isinstance(given, str):
-            return [masked(one) for one in given]
+    def masked(given: str) -> str:
         try:
             url = urlsplit(given)
             return f"{url.scheme}://{url.hostname or ''}/{MASK}" if given else ""
@@ -126,7 +124,7 @@ class AlertmanagerSettings(ReceiverSection):
 
     url: tuple[str, ...] = setting(
         (),
-        _hidden(private("a URL, or a list of URLs", _urls, lambda: one_or_list({"type": "string"}, _MOST_SERVERS))),
+        private("a URL, or a list of URLs", _urls, lambda: one_or_list({"type": "string"}, _MOST_SERVERS)),
         "URL of Alertmanager, such as http://alertmanager:9093; of a cluster, the list of all its members",
         variable="TICKSCOPE_ALERTMANAGER_URL",
     )

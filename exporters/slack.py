@@ -1,4 +1,5 @@
-"""Findings as messages of Slack, by an incoming webhook (https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks).
+"""Findings as messages of Slack, by an incoming webhook:
+https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
 
 Slack reads ``&``, ``<`` and ``>`` as control characters (``<!channel>`` mentions everybody), so they are escaped in all
 texts. ``verbatim`` keeps it from making links and mentions of plain words.

@@ -53,12 +53,13 @@ class Writer(threading.Thread):
             "cost": 1.0,
         }
         process = {"pid": os.getpid(), "comm": b"api"}
+        calls = {"syscall": b"fsync", "kind": 0, "basis": 2, "count": 3, "interval_ns": S}
+        calls |= {"sum_ns": 10**6, "max_ns": 10**5, "run_queue_ns": 300}
         batches = [
             make("limiter_decision", n, t_ns=t_ns + np.arange(n) * (S // n), result=0, **limiter, **process),
-            make("syscall_latency", 60, t_ns=t_ns, pid=1 + np.arange(60), comm=b"worker", syscall=b"fsync", kind=0,
-                 basis=2, sum_ns=10**6, max_ns=10**5, run_queue_ns=300, count=3, interval_ns=S),
+            make("syscall_latency", 60, t_ns=t_ns, pid=1 + np.arange(60), comm=b"worker", **calls),
             make("tcp_rtt", 50, t_ns=t_ns, pid=1 + np.arange(50)),
-        ]  # fmt: skip
+        ]
         if second % 3 == 0:
             queues = np.array([b"queue-%d" % i for i in range(20)])
             lag = {"system": b"redis", "cluster": b"c", "consumer_group": b"g", "lag_messages": second, "status": b"ok"}

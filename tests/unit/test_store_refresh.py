@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -46,6 +47,21 @@ def test_across_rotation_and_sealing(tmp_path: Path) -> None:
         kept.refresh()
         assert kept.refresh() == set()
         store.close()
+
+
+def test_a_store_that_was_removed_and_made_anew(tmp_path: Path) -> None:
+    path, now = tmp_path / "store", boot_ns()
+    store = HotStore(path, boot_id(), "web1", seal_command=())
+    store.append(resets(now - 60 * S, 500))
+    with Session(path, TABLES, "10m") as kept:
+        assert len(kept.rows(ROWS)) == 500
+        store.close()
+        shutil.rmtree(path)
+        store = HotStore(path, boot_id(), "web1", seal_command=())
+        store.append(resets(now, 2))
+        assert "tcp_reset" in kept.refresh()
+        assert len(kept.rows(ROWS)) == 2
+    store.close()
 
 
 def test_the_window_moves_on_and_old_rows_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,5 @@ def test_cells() -> None:
 
 
 def test_keys_by_name() -> None:
-    assert list(keys("j\x1b[A\x1bOB\x1b[6~\x1b[200~\x1b[1;5Cä\t\r\x7f\x1b")) == [
-        "j", "up", "down", "page down", "ä", "tab", "enter", "backspace", "escape",
-    ]  # fmt: skip
+    pressed = list(keys("j\x1b[A\x1bOB\x1b[6~\x1b[200~\x1b[1;5Cä\t\r\x7f\x1b"))
+    assert pressed == ["j", "up", "down", "page down", "ä", "tab", "enter", "backspace", "escape"]
