@@ -90,6 +90,7 @@ ALONE = (
     "tests/system/test_frozen_disk.py",  # its sum is of the decisions of all programs
     "tests/system/test_full_disk.py",  # and so is its
     "tests/system/test_profile.py",
+    "tests/system/test_prometheus.py",  # no finding may open, also not about the programs of other tests
     "tests/system/test_lab.py",
     "tests/system/test_leaks.py",
     "tests/system/test_silence.py",
