@@ -87,11 +87,7 @@ def _finding(source: RowSource, span: ReportSpan, row: dict[str, Any], *, drawn:
     began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
     lasted = row["end_ns"] - row["start_ns"]
     state = "left open" if left_open(source, row) else row["state"]
-    evidence = [one for one in row["evidence"] if one["role"] != "against"]
-    its = sorted(
-        evidence, key=lambda one: (one["role"] != "timeline", one.get("cause") not in ("", None, row["cause"]))
-    )
-    drawings = evidence_panels(source, span, its) if drawn else []
+    drawings = drawings_of(source, span, row) if drawn else []
     return {
         "id": row["finding_id"],
         "state": state,
@@ -121,11 +117,30 @@ def _finding(source: RowSource, span: ReportSpan, row: dict[str, Any], *, drawn:
                 "t": span.at(one["t_ns"]),
                 "end": span.at(one["end_ns"]),
                 "panel": one.get("panel"),
+                "part": _part(row, one),
             }
             for one in row["evidence"]
         ],
         "panels": drawings,
     }
+
+
+def drawings_of(source: RowSource, span: ReportSpan, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The panels of a finding's evidence: its timeline first, then what speaks for its cause."""
+    evidence = [one for one in row["evidence"] if one["role"] != "against"]
+    its = sorted(
+        evidence, key=lambda one: (one["role"] != "timeline", one.get("cause") not in ("", None, row["cause"]))
+    )
+    return evidence_panels(source, span, its)
+
+
+def _part(row: dict[str, Any], entry: dict[str, Any]) -> str:
+    """Whether an entry of the timeline is the finding's cause or its symptom; empty if neither."""
+    if entry["role"] != "timeline":
+        return ""
+    if entry["what"] == row["cause"]:
+        return "cause"
+    return "symptom" if (entry["what"], entry.get("object")) == (row["symptom"], row["subject"]) else ""
 
 
 def page(made: dict[str, Any]) -> str:

@@ -268,11 +268,12 @@ def _names(pieces: Sequence[dict[str, Any]]) -> list[str]:
     """Their objects, or what they measure; those with the same name also have the keys in which they differ."""
     names = [one.get("object") or one.get("what", "").replace("_", " ") for one in pieces]
     keys = [one.get("keys", {}) for one in pieces]
-    differing = [name for name in keys[0] if len({str(one.get(name)) for one in keys}) > 1]
-    more = [", ".join(f"{name} {one.get(name)}" for name in differing) for one in keys]
-    return [
-        f"{name}, {extra}" if extra and names.count(name) > 1 else name for name, extra in zip(names, more, strict=True)
-    ]
+    made = []
+    for name, mine in zip(names, keys, strict=True):
+        same = [its for other, its in zip(names, keys, strict=True) if other == name]
+        differing = [key for key in mine if len({str(its.get(key)) for its in same}) > 1]
+        made.append(", ".join([name, *(f"{key} {mine[key]}" for key in differing)]))
+    return made
 
 
 def _usual(pieces: Sequence[dict[str, Any]], unit: str) -> dict[str, Any]:

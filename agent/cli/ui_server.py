@@ -15,9 +15,11 @@ import time
 from typing import Any
 from urllib.parse import parse_qs
 
+from agent.ask.question import Where
 from agent.ask.window import Bound
 from agent.cli.findings import TABLES_OF as FINDING_TABLES
-from agent.cli.report_page import asset, document, safe
+from agent.cli.findings import latest, with_details
+from agent.cli.report_page import DRAWN, asset, document, drawings_of, safe
 from agent.cli.report_read import TABLES_OF, ReportSpan, panels, rows_between
 from agent.errors import AgentError
 from agent.store.sources import opened
@@ -107,12 +109,19 @@ class UiServer(PageServer):
             return {**made, "live": source.written_since_ns is not None}
 
     def _panels(self, query: dict[str, str]) -> dict[str, Any]:
+        """Panels with these ``titles``, and those of the evidence of these ``findings``, wherever these lie."""
         span = self._span(query)
-        titles = query.get("titles", "").split("|")
-        with opened(self._store, TABLES_OF, *_bounds(span)) as source:
+        titles, ids = query.get("titles", "").split("|"), query.get("findings", "").split(",")
+        rows = []
+        if ids != [""]:
+            with opened(self._store, FINDING_TABLES) as source:
+                rows = with_details(source, latest(source, Where("finding_id", "in", tuple(ids[:DRAWN]))))
+        tables = {one["table"] for row in rows for one in row["evidence"] if one.get("table") in TABLES}
+        with opened(self._store, [*TABLES_OF, *tables], *_bounds(span)) as source:
             found = panels(source, span, (), query.get("words", ""), titles)
-        made: dict[str, Any] = safe({"boot_id": span.boot_id, "from_boot_s": span.from_ns / _SECOND, "panels": found})
-        return made
+            evidence = {row["finding_id"]: drawings_of(source, span, row) for row in rows}
+        made: dict[str, Any] = {"boot_id": span.boot_id, "from_boot_s": span.from_ns / _SECOND}
+        return {**made, **safe({"panels": found, "evidence": evidence})}
 
     def _opened(self, span: ReportSpan) -> Any:
         return opened(self._store, [*TABLES, *FINDING_TABLES], *_bounds(span))

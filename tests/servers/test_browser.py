@@ -136,6 +136,32 @@ def test_the_live_page(browser: Browser, url: str) -> None:
     assert answered.value.ok
     page.locator("article button.choose").first.click()
     page.wait_for_selector("article.chosen")
+    page.locator("article.chosen .panel").first.scroll_into_view_if_needed()
+    drawn = page.locator("article.chosen canvas").first.evaluate("c => c.toDataURL()")
+    with page.expect_response(lambda answer: "/panels?" in answer.url) as answered:
+        page.locator("article.chosen li button").first.click()  # a piece of evidence: a zoom to its time
+    assert answered.value.json()["evidence"]
+    page.wait_for_function("d => document.querySelector('article.chosen canvas').toDataURL() !== d", arg=drawn)
+    page.wait_for_timeout(200)
+    page.locator("article.chosen li button").last.click()  # its panel was replaced by that of finer points
+    assert page.locator(".marked").count() == 1
+    assert wrong == []
+
+
+def test_the_timeline_shows_the_cause_before_the_symptom(browser: Browser, tmp_path: Path) -> None:
+    filled(tmp_path / "store", "6002-3")
+    verb = [*_VERB, "report", "last", "-o", str(tmp_path / "x.html"), "--store", str(tmp_path / "store")]
+    subprocess.run(verb, check=True)
+    page, wrong = opened(browser, f"file://{tmp_path}/x.html", 390)
+    lanes = page.locator("article.chosen .lane")
+    assert (
+        lanes.nth(0).inner_text().startswith("cause") and "process stopped, redis-server" in lanes.nth(0).inner_text()
+    )
+    assert lanes.nth(1).inner_text().startswith("symptom")
+    cause, symptom = (page.locator(f".chosen .lane i.{part}").bounding_box() for part in ("cause", "symptom"))
+    assert cause is not None and symptom is not None
+    assert cause["x"] < symptom["x"] and cause["width"] > 250 and symptom["width"] > 250
+    assert serious(page) == []
     assert wrong == []
 
 

@@ -74,6 +74,22 @@ def test_the_newest_time_and_a_part_of_it(server: UiServer) -> None:
     }
 
 
+def test_finer_points_of_the_evidence(server: UiServer) -> None:
+    made = document(server, "length=900")
+    finding = made["findings"][0]
+    start = made["from_boot_s"] + finding["start"]
+    target = f"/panels?token={TOKEN}&boot={made['boot_id']}&from={start + 2}&to={start + 8}&findings={finding['id']}"
+    status, _, body = ask(server, target)
+    assert status == 200
+    drawn = json.loads(body)["evidence"][finding["id"]]
+    assert {one["title"] for one in drawn} <= {one["title"] for one in finding["panels"]}
+    assert [value for value in drawn[0]["curves"][0]["values"] if value], "six seconds of redelivered messages"
+    assert len(drawn[0]["curves"][0]["values"]) == 6
+    status, _, body = ask(server, f"/panels?token={TOKEN}&boot={made['boot_id']}&from=1&to=2&findings=%27x,--")
+    assert status == 200
+    assert json.loads(body)["evidence"] == {}
+
+
 def test_only_what_has_a_name(server: UiServer) -> None:
     made = document(server, "length=900&words=LAB:API-TLS")
     names = {panel["title"] for panel in made["panels"]} | {c["name"] for p in made["panels"] for c in p["curves"]}

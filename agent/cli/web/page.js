@@ -198,7 +198,7 @@
       plugins: [marksPlugin(panel, finding)],
     }, data, place);
     plot.over.addEventListener("dblclick", () => setView(0, made.length_s));
-    plots.push({ plot, place, box, panel });
+    plots.push({ plot, place, box, panel, finding });
     return box;
   }
 
@@ -253,21 +253,23 @@
 
   // Panels that can be seen get the points of the present view; a document has 600 of its whole time.
   async function refine() {
-    const seen = plots.filter(({ box, panel }) => {
+    const seen = plots.filter(({ box, panel, finding }) => {
       const { top, bottom } = box.getBoundingClientRect();
-      return panel.kind && bottom > 0 && top < innerHeight;
+      return (panel.kind || finding) && bottom > 0 && top < innerHeight;
     });
-    const titles = [...new Set(seen.map(({ panel }) => panel.kind))];
-    if (!titles.length || !view) return;
+    const of = (each) => [...new Set(seen.map(each).filter(Boolean))];
+    const titles = of(({ panel }) => panel.kind).join("|"), findings = of(({ finding }) => finding && finding.id).join();
+    if (!seen.length || !view) return;
     const asked = view.join();
     const [from, to] = view.map((t) => made.from_boot_s + t);
-    const found = await ask("panels", { boot: made.boot_id, from, to, titles: titles.join("|"), words });
+    const found = await ask("panels", { boot: made.boot_id, from, to, titles, findings, words });
     if (!found || asked !== view.join()) return;
     for (const one of seen) {
-      const next = found.panels.find((panel) => panel.title === one.panel.title);
+      const panels = one.finding ? found.evidence[one.finding.id] || [] : found.panels;
+      const next = panels.find((panel) => panel.title === one.panel.title);
       if (!next || !next.curves.length) continue;
       next.start = found.from_boot_s - made.from_boot_s;
-      const box = drawPanel(next, null);
+      const box = drawPanel(next, one.finding);
       one.plot.destroy();
       one.box.replaceWith(box);
       plots.splice(plots.indexOf(one), 1);
@@ -327,6 +329,19 @@
     return element("details", open ? { open: "" } : {}, element("summary", {}, title + " (" + items.length + ")"), element("ul", {}, items));
   }
 
+  // What happened when: a bar for each, all on one axis from the first start to the last end.
+  function lanes(timeline, entry) {
+    const from = Math.min(...timeline.map((one) => one.t)), to = Math.max(...timeline.map((one) => one.end));
+    const wide = to - from;
+    return timeline.map((one) => {
+      if (!wide) return element("li", {}, entry(one));
+      const bar = element("i", { class: one.part || "" });
+      bar.style.left = (one.t - from) / wide * 100 + "%";
+      bar.style.width = (one.end - one.t) / wide * 100 + "%";
+      return element("li", { class: "lane" }, one.part ? element("b", {}, one.part) : null, entry(one), element("div", {}, bar));
+    });
+  }
+
   function choose(finding) {
     chosenId = finding.id;
     newest = null;
@@ -338,15 +353,18 @@
     const entry = (one) => {
       const text = (one.cause && one.role !== "timeline" ? one.cause + ": " : "") + one.text;
       const when = timeText(one.t, 3) + " ";
-      if (one.panel === null || !boxes[one.panel]) return element("li", {}, when, text);
-      return element("li", {}, when, element("button", { type: "button", onclick: () => {
+      const panel = finding.panels[one.panel];
+      if (!panel) return [when, text];
+      return [when, element("button", { type: "button", onclick: () => {
         for (const marked of document.querySelectorAll(".marked")) marked.classList.remove("marked");
-        boxes[one.panel].classList.add("marked");
-        boxes[one.panel].scrollIntoView({ block: "center" });
+        const { box } = plots.find((each) => each.finding === finding && each.panel.title === panel.title);
+        box.classList.add("marked");
+        box.scrollIntoView({ block: "center" });
         const room = Math.max((one.end - one.t) * 2, 5);
         setView(Math.max(0, one.t - room), Math.min(made.length_s, one.end + room));
-      } }, text));
+      } }, text)];
     };
+    const item = (one) => element("li", {}, entry(one));
     const words = (one) => element("li", {}, one.cause + (one.confidence ? " (" + one.confidence.toFixed(2) + ")" : "") + ": " + one.words);
     const fact = (name, value) => value ? [element("dt", {}, name), element("dd", {}, value)] : [];
     const timeline = finding.evidence.filter((one) => one.role === "timeline");
@@ -363,10 +381,10 @@
         fact("culprit", finding.culprit),
         fact("next", finding.next),
         fact("more", element("code", {}, "tickscope explain " + finding.id.slice(0, 8) + (finding.about ? "; tickscope causes " + finding.about : "")))),
+      list("Timeline", lanes(timeline, entry), chosen),
       boxes,
-      list("Timeline", timeline.map(entry), chosen),
-      list("Evidence", support.map(entry), chosen),
-      list("Evidence against other causes", against.map(entry), false),
+      list("Evidence", support.map(item), chosen),
+      list("Evidence against other causes", against.map(item), false),
       list("Other causes that fit less well", finding.others.map(words), chosen),
       list("Ruled out", finding.ruled_out.map(words), false),
       list("Not checked", finding.not_checked.map(words), false));
