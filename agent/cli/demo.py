@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agent.demo.session import Workload
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @click.command("demo")
 @click.option(
     "--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML)."
@@ -31,7 +34,8 @@ def command(
 
     The workload: a private Redis with a stream and a consumer group, a rate limiter in Python that uses it, a Go
     program with golang.org/x/time/rate, TLS connections, and a program that syncs files. The demo stops its Redis for
-    1.5 seconds, first after 15 seconds and then every 30 seconds, so that there is something to find. In another shell:
+    1.5 seconds, first after 15 seconds and then every 30 seconds, so that there is something to find. If an agent runs
+    on this host already, only the workload is started. In another shell:
 
     \b
     tickscope findings
@@ -50,9 +54,14 @@ def command(
     settings = resolve(given, os.environ, config_file)
     require_root()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the workload is removed at any time
+    running = _running(settings.service.run_dir)
     with Workload(Path(settings.service.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
         for text in workload.notes:
             note(f"demo: {text}")
+        if running:
+            note(f"demo: the agent that runs on this host (pid {running}) observes the workload; Ctrl-C ends it")
+            _wait(settings.duration_s)
+            return
         if workload.redis_url is not None:
             settings = resolve(
                 {**given, "redis": (*settings.queues.brokers.get("redis", ()), workload.redis_url)},
@@ -61,6 +70,27 @@ def command(
             )
         status = _agent(settings, workload)
     click.get_current_context().exit(status)
+
+
+def _running(run_dir: str) -> int | None:
+    """The pid of the agent that answers in this directory."""
+    from agent.errors import AgentError
+    from agent.service.control import ask
+
+    try:
+        status: dict[str, Any] = ask(run_dir, "status")
+    except AgentError:
+        return None
+    return next((one["pid"] for one in status["processes"] if one["role"] == "agent"), None)
+
+
+def _wait(duration_s: float) -> None:
+    """Until a signal that ends programs, or so long; 0: without end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    if duration_s:
+        signal.sigtimedwait(_ENDING, duration_s)
+    else:
+        signal.sigwait(_ENDING)
 
 
 def _agent(config: Config, workload: Workload) -> int:

@@ -27,7 +27,7 @@ class Booted:
     """with Booted(root) as host: host.run("systemctl status")."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self._pid = root, 0
+        self.root, self.pid = root, 0
 
     def __enter__(self) -> Booted:
         allowed = [f"--system-call-filter={call}" for call in ("bpf", "perf_event_open")]
@@ -40,8 +40,8 @@ class Booted:
         end_s = time.monotonic() + 60 * PATIENCE
         while time.monotonic() < end_s and self._nspawn.poll() is None:
             children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
-            self._pid = int(children[0]) if children else 0
-            if self._pid and self.run("systemctl is-system-running", check=False).strip() in ("running", "degraded"):
+            self.pid = int(children[0]) if children else 0
+            if self.pid and self.run("systemctl is-system-running", check=False).strip() in ("running", "degraded"):
                 return self
             time.sleep(0.5)
         self.__exit__(None, None, None)
@@ -52,12 +52,12 @@ class Booted:
         try:
             self._nspawn.wait(60 * PATIENCE)
         except subprocess.TimeoutExpired:
-            os.kill(self._pid or self._nspawn.pid, signal.SIGKILL)
+            os.kill(self.pid or self._nspawn.pid, signal.SIGKILL)
             self._nspawn.wait()
 
     def run(self, command: str, *, check: bool = True) -> str:
         """Output of a shell command in the root, with its errors."""
-        enter = ["nsenter", "-t", str(self._pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--"]
+        enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--"]
         done = subprocess.run(
             [*enter, "env", "-i", *_ENVIRONMENT, "sh", "-c", command],
             stdin=subprocess.DEVNULL,

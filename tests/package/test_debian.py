@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tests.patience import until
 
 TOP = Path(__file__).parents[2]
 #: In the root: what the test itself runs. A Debian host has most of it.
-_PACKAGES = "systemd,systemd-sysv,dbus,lintian,man-db,curl,openssl,procps,python3"
+_PACKAGES = "systemd,systemd-sysv,dbus,lintian,man-db,curl,openssl,procps,python3,redis-server"
 #: Changed by apt, by systemd and by programs that run meanwhile.
 _OTHERS = ("dev", "proc", "sys", "run", "tmp", "root", "var/lib/apt", "var/lib/dpkg", "var/cache", "var/log", "var/tmp")
 _OTHERS += ("var/lib/systemd/random-seed", "var/lib/systemd/timers", "var/lib/systemd/catalog")
@@ -144,6 +146,7 @@ def test_from_installation_to_purge(package: Path, root: Path) -> None:
             "enabled",
         ]
         installed(host)
+        newcomer(host, package.parent)
         observes(host)
         upgraded(host)
         assert host.run("dpkg --verify tickscope | grep -v ' c '", check=False) == ""
@@ -176,6 +179,27 @@ def installed(host: Booted) -> None:
         "bash -c 'COMP_WORDS=\"tickscope find\" COMP_CWORD=1 _TICKSCOPE_COMPLETE=bash_complete tickscope'"
     ) == ("plain,findings\n")
     assert host.run("tickscope config check").endswith("no errors, no warnings\n")
+
+
+def newcomer(host: Booted, folder: Path) -> None:
+    """The first minutes: the demo beside the service, its finding, and the page in a browser. With TICKSCOPE_PICTURES
+    set to a directory, the picture is kept there.
+    """
+    began = time.monotonic()
+    host.run("tickscope demo --duration 45s >/root/demo.log 2>&1 &")
+    until(lambda: "process_stopped" in host.run("tickscope findings -o json", check=False))
+    found = time.monotonic() - began
+    host.run("tickscope ui --duration 60s >/root/url 2>&1 &")
+    until(lambda: "token=" in host.run("cat /root/url"))
+    url, picture = host.run("cat /root/url").strip(), folder / "ui.png"
+    enter = ["nsenter", "-t", str(host.pid), "-n", sys.executable, "-m", "tests.package.page_picture", url, picture]
+    subprocess.run(enter, check=True, cwd=TOP)
+    print(f"demo to finding {found:.0f} s, to its picture {time.monotonic() - began:.0f} s")
+    if kept := os.environ.get("TICKSCOPE_PICTURES"):
+        shutil.copy(picture, kept)
+    assert "observes the workload" in host.run("cat /root/demo.log")
+    until(lambda: host.run("pgrep -f 'tickscope (demo|ui)'", check=False) == "")
+    host.run("rm /root/demo.log /root/url")
 
 
 def observes(host: Booted) -> None:
