@@ -74,28 +74,20 @@ def panels(
 
 
 def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, words: str) -> list[dict[str, Any]]:
-    first = f"bool_or(pid IN ({pids})) DESC," if pids and "pid" in TABLES[panel.table].by_name else ""
+    first = f"bool_or(pid IN ({pids}))" if pids and "pid" in TABLES[panel.table].by_name else "false"
     where = f"{span.where()} AND ({panel.where})"
     if words:
         where += f" AND contains(lower(concat_ws(' ', {panel.each}, {panel.by})), {literal(words.lower())})"
-    found = source.run(
-        f"SELECT {panel.each} AS e, {panel.by} AS k FROM {panel.table} WHERE {where} GROUP BY e, k"
-        f" HAVING e IS NOT NULL AND k IS NOT NULL ORDER BY {first} {panel.order} DESC NULLS LAST, e, k"
-    ).rows
-    subjects = list(dict.fromkeys(e for e, _ in found))[:SPLIT]
-    names = {each: [k for e, k in found if e == each] for each in subjects}
-    curves = _curves(source, span, panel, where, [(each, k) for each in subjects for k in names[each][:CURVES]])
-    drawn = []
-    for each in subjects:
-        of = f"{panel.each} = {literal(each)}" if each else "true"
-        condition = " AND ".join(part for part in (panel.where, of) if part != "true")
-        title = f"{panel.title}: {each}" if each else panel.title
-        more = max(0, len(names[each]) - CURVES)
-        drawn.append(
-            {"title": title, "kind": panel.title, "more": more, "curves": curves[each]}
-            | _described(source, span, panel, condition)
-        )
-    return drawn
+    drawn: dict[str, dict[str, Any]] = {}
+    for (each, key, count), lines in _lines(source, span, panel, _chosen(span, panel, where, first)).items():
+        if each not in drawn:
+            of = f"{panel.each} = {literal(each)}" if each else "true"
+            condition = " AND ".join(part for part in (panel.where, of) if part != "true")
+            title = f"{panel.title}: {each}" if each else panel.title
+            drawn[each] = {"title": title, "kind": panel.title, "more": max(0, count - CURVES), "curves": []}
+            drawn[each] |= _described(source, span, panel, condition)
+        drawn[each]["curves"] += _curves(panel, key, lines)
+    return [one for one in drawn.values() if one["curves"]]
 
 
 def _described(source: RowSource, span: ReportSpan, panel: ReportPanel, where: str) -> dict[str, Any]:
@@ -116,36 +108,61 @@ def bounds(source: RowSource, span: ReportSpan) -> str:
     return f"--since {iso(walls[0], 0, utc=True)} --until {iso(walls[1], 0, utc=True)}"
 
 
-def _curves(
-    source: RowSource, span: ReportSpan, panel: ReportPanel, where: str, pairs: Sequence[tuple[str, str]]
-) -> dict[str, list[dict[str, Any]]]:
-    """The curves of each panel, by value of ``each``. pairs: values of ``each`` and ``by``. Each pair has a curve of
-    each kind.
+def _pieces(span: ReportSpan, panel: ReportPanel, where: str, more: dict[str, tuple[str, str]] | None = None) -> str:
+    """SQL: a row for each value of ``each`` (e) and ``by`` (k) and each interval (piece), with the curves' values (v0,
+    v1, ...). more: further columns; each is an aggregate, and the one that joins it with that of other parts.
     """
-    made: dict[str, list[dict[str, Any]]] = {each: [] for each, _ in pairs}
-    if not pairs:
-        return made
-    step, kinds = span.step_ns(panel.table, panel.style), range(len(panel.curves))
-    named = f"({panel.each}, {panel.by}) IN ({', '.join(f'({literal(e)}, {literal(k)})' for e, k in pairs)})"
+    values = {f"v{at}": (curve.value, "sum") for at, curve in enumerate(panel.curves)} | (more or {})
+    piece = f"(t_ns - {span.from_ns}) // {span.step_ns(panel.table, panel.style)}"
     sql = (
-        f"SELECT {panel.each} AS e, {panel.by} AS k, (t_ns - {span.from_ns}) // {step} AS piece,"
-        f" {', '.join(f'{panel.curves[at].value} AS v{at}' for at in kinds)} FROM {panel.table}"
-        f" WHERE {where} AND {named} GROUP BY e, k, piece{f', {panel.parts}' if panel.parts else ''}"
+        f"SELECT {panel.each} AS e, {panel.by} AS k, {piece} AS piece,"
+        f" {', '.join(f'{value} AS {name}' for name, (value, _) in values.items())} FROM {panel.table}"
+        f" WHERE {where} GROUP BY e, k, piece{f', {panel.parts}' if panel.parts else ''}"
     )
     if panel.parts:
-        sums = ", ".join(f"sum(v{at})" for at in kinds)
-        sql = f"SELECT e, k, piece, {sums} FROM ({sql}) GROUP BY e, k, piece"
+        joined = ", ".join(f"{join}({name}) AS {name}" for name, (_, join) in values.items())
+        sql = f"SELECT e, k, piece, {joined} FROM ({sql}) GROUP BY e, k, piece"
+    return sql
+
+
+def _chosen(span: ReportSpan, panel: ReportPanel, where: str, first: str) -> str:
+    """SQL: the pieces of the SPLIT first values of ``each``, of each the CURVES first of ``by``, in that order, and of
+    how many. first: an aggregate that is true for those before all others. One pass over the rows.
+    """
+    join = "max" if panel.order.startswith("max(") else "sum"
+    values = ", ".join(f"v{at}" for at in range(len(panel.curves)))
+    pieces = _pieces(span, panel, where, {"o": (panel.order, join), "f": (first, "bool_or")})
+    return (
+        f"WITH pieces AS MATERIALIZED ({pieces}),"
+        f" subjects AS (SELECT e, k, row_number() OVER (ORDER BY bool_or(f) DESC, {join}(o) DESC NULLS LAST, e, k) AS n"
+        " FROM pieces WHERE e IS NOT NULL AND k IS NOT NULL GROUP BY e, k),"
+        " ranked AS (SELECT *, min(n) OVER (PARTITION BY e) AS place, row_number() OVER (PARTITION BY e ORDER BY n) AS"
+        " nth, count(*) OVER (PARTITION BY e) AS of FROM subjects),"
+        " panels AS (SELECT *, dense_rank() OVER (ORDER BY place) AS panel FROM ranked)"
+        f" SELECT e, k, of, piece, {values} FROM pieces JOIN panels USING (e, k)"
+        f" WHERE panel <= {SPLIT} AND nth <= {CURVES} ORDER BY place, nth"
+    )
+
+
+def _lines(
+    source: RowSource, span: ReportSpan, panel: ReportPanel, sql: str
+) -> dict[tuple[str, str, int], list[list[float | None]]]:
+    """For each (e, k, of) of the query, in its order, the line of each of the panel's curves."""
+    step, lines = span.step_ns(panel.table, panel.style), dict[tuple[str, str, int], list[list[float | None]]]()
     count = -(-(span.to_ns - span.from_ns) // step)
-    lines: dict[tuple[str, str, int], list[float | None]] = {
-        (*pair, at): [None] * count for pair in pairs for at in kinds
-    }
-    for each, key, piece, *row in source.run(sql).rows:
+    for each, key, of, piece, *row in source.run(sql).rows:
+        mine = lines.setdefault((each, key, of), [[None] * count for _ in panel.curves])
         for at, value in enumerate(row):
-            lines[each, key, at][piece] = _number(value, step / 1e9 if panel.curves[at].per_s else 1.0)
-    for (each, key, at), line in lines.items():
-        if any(value is not None for value in line):
-            made[each].append({"name": " ".join(filter(None, (key, panel.curves[at].name))), "values": line})
-    return made
+            mine[at][piece] = _number(value, step / 1e9 if panel.curves[at].per_s else 1.0)
+    return lines
+
+
+def _curves(panel: ReportPanel, key: str, lines: Sequence[Sequence[float | None]]) -> list[dict[str, Any]]:
+    return [
+        {"name": " ".join(filter(None, (key, curve.name))), "values": line}
+        for curve, line in zip(panel.curves, lines, strict=True)
+        if any(value is not None for value in line)
+    ]
 
 
 def _number(value: Any, divisor: float = 1.0) -> float | int | None:
@@ -231,8 +248,9 @@ def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict
         names = _names([pieces[0] for pieces in conditions.values()])
         for name, (condition, pieces) in list(zip(names, conditions.items(), strict=True))[:CURVES]:
             where = f"{span.where()} AND {condition}"
-            found = _curves(source, span, panel, where, [("", "")])[""]
-            curves += [{**one, "name": name, **_usual(pieces, unit)} for one in found]
+            sql = f"SELECT e, k, 1, piece, v0 FROM ({_pieces(span, panel, where)})"
+            for lines in _lines(source, span, panel, sql).values():
+                curves += [{**one, **_usual(pieces, unit)} for one in _curves(panel, name, lines)]
         if sum(value is not None for one in curves for value in one["values"]) < _FEW:
             continue
         for piece in (piece for pieces in conditions.values() for piece in pieces):

@@ -1,8 +1,9 @@
-"""The report of an hour with many rows: ``python -m tests.bench.report [--rows N]``.
+"""The report of an hour with many rows, and a zoom of its page: ``python -m tests.bench.report [--rows N]``.
 
 A store of an hour, written and sealed by the agent's own code, has as many decisions as connects, slow system calls,
 TLS handshakes and rows of round-trip times. A process of its own makes the report: time from its start to its end, and
-its peak of memory. DuckDB alone counts the same rows by second, as a floor.
+its peak of memory. DuckDB alone counts the same rows by second, as a floor. The server of ``tickscope ui`` answers
+what a page with three panels in sight asks for when the user zooms to a part of that hour.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 
 from agent.batch import make
+from agent.cli.ui_server import UiServer
 from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
 from agent.store.spawn import Limits
@@ -64,6 +68,25 @@ def fill(path: Path, rows: int) -> None:
     seal(path)
 
 
+_SEEN = "Duration of decisions|Connects, slowest|Slow system calls"
+
+
+def zooms(store: str, pairs: int) -> dict[int, Figure]:
+    """Seconds for an answer, by the seconds that the page zooms to."""
+    server, found = UiServer(("127.0.0.1", 0), store, "token"), {}
+    for length in (60, 600, 3600):
+        ends = {"boot": this_boot(), "from": 0, "to": length, "titles": _SEEN, "token": "token"}
+        url = f"http://127.0.0.1:{server.port}/panels?{urllib.parse.urlencode(ends)}"
+        times = []
+        for _ in range(pairs + 1):  # the first one is not counted
+            start = time.perf_counter()
+            urllib.request.urlopen(url).read()
+            times.append(time.perf_counter() - start)
+        found[length] = Figure(times[1:])
+    server.close()
+    return found
+
+
 def main() -> None:
     given = arguments(__doc__, rows=(10_000_000, "rows of the store"))
     with tempfile.TemporaryDirectory(prefix="tickscope-bench-") as directory:
@@ -77,13 +100,15 @@ def main() -> None:
             subprocess.run([sys.executable, "-c", _PEER, directory, *_TABLES], check=True)
             floors.append(time.perf_counter() - start)
         seconds, mb, own = (Figure([one[at] for one in rounds]) for at in range(3))
-        size = page.stat().st_size / 1e6
+        size, zoomed = page.stat().st_size / 1e6, zooms(directory, given.pairs)
     report(
         f"{given.rows:,} rows in an hour, `report --since`, {size:.1f} MB",
         f"{seconds.text('.2f')} s, {mb.text('.0f')} MB, {own.text('.0f')} of them its own",
         f"DuckDB alone, counts by time: {Figure(floors).text('.2f')} s",
         "3 s, 200 MB, 2 MB",
     )
+    answers = ", ".join(f"{figure.text('.3f')} s to {length} s" for length, figure in zoomed.items())
+    report(f"a zoom of the page with {given.rows:,} rows", answers, "", "0.15 s")
 
 
 if __name__ == "__main__":
