@@ -5,20 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.patience import until
 from tests.system.agent import TICKSCOPE, Agent
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path)
-    yield made.ready()
-    made.end()
 
 
 def left(env: dict[str, str]) -> list[str]:
@@ -49,7 +40,8 @@ def test_it_has_a_finding_and_leaves_nothing(tmp_path: Path) -> None:
     assert left(env) == []
 
 
-def test_beside_an_agent_it_starts_the_workload_only(agent: Agent) -> None:
+def test_beside_an_agent_it_starts_the_workload_only(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
     with subprocess.Popen([TICKSCOPE, "demo"], env=agent.env, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stderr is not None
         assert any(f"(pid {agent.pid()}) observes the workload" in line for line in demo.stderr)
