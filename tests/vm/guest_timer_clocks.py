@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from tests.releases import program, unpacked
 
 if TYPE_CHECKING:
     from tests.servers.nats import NatsClient
+    from tests.servers.rabbitmq import Rabbit
 
 STEP_S, LONG_S = 7200.0, 3600.0
 #: Of a timer that has another one behind it: half of it is more than the requests of an emulated machine take.
@@ -252,26 +254,25 @@ def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
         server.end()
 
 
-class RabbitTries:
-    """A node with one queue for each try. Expired messages are counted in the queue to which they are dead-lettered,
-    so that nothing is asked of the queue itself.
+class RabbitQueue:
+    """A queue of a try's own, made anew by each ``begin``. Expired messages are counted in the queue to which they are
+    dead-lettered, so that nothing is asked of the queue itself.
     """
 
-    def __init__(self, root: Path, system: str) -> None:
-        from tests.servers.rabbitmq import Rabbit
-
-        self.server, self._name, self._number = Rabbit(root, root=other_root(system)), "", 0
-        self._channel = self.server.connect().channel()
-        self._channel.queue_declare("dead", durable=True, auto_delete=False)
+    def __init__(self, server: Rabbit, name: str) -> None:
+        self._server, self._of, self._name, self._number = server, name, "", 0
+        self._channel = server.connect().channel()
+        self._channel.queue_declare(f"dead {name}", durable=True, auto_delete=False)
 
     def declare(self, kind: str, **more: Any) -> None:
         """A new queue; the former is deleted."""
         if self._name:
             self._channel.queue_delete(self._name)
-        self._channel.queue_purge("dead")
+        self._channel.queue_purge(f"dead {self._of}")
         self._number += 1
-        self._name = f"queue {self._number}"
-        named = {"x-queue-type": kind, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **more}
+        self._name = f"{self._of} {self._number}"
+        to = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"dead {self._of}"}
+        named = {"x-queue-type": kind, **to, **more}
         self._channel.queue_declare(self._name, durable=True, auto_delete=False, arguments=named)
 
     def publish(self, n: int = 1, **properties: Any) -> None:
@@ -295,7 +296,7 @@ class RabbitTries:
         self.declare("classic", **{"x-expires": int(seconds * 1000)})
 
     def dead(self, n: int = 1) -> bool:
-        return int(self._channel.queue_declare("dead", passive=True)[1]) >= n
+        return int(self._channel.queue_declare(f"dead {self._of}", passive=True)[1]) >= n
 
     def dead_if_published(self) -> bool:
         """While others publish to the queue."""
@@ -309,30 +310,37 @@ class RabbitTries:
         return self.dead()
 
     def deleted(self) -> bool:
-        return self._name not in {one["name"] for one in self.server.manage("GET", "queues?columns=name")}
+        return self._name not in {one["name"] for one in self._server.manage("GET", "queues?columns=name")}
 
 
-def rabbitmq_timers(root: Path, system: str) -> Iterator[Tried]:
-    its = RabbitTries(root, system)
+def rabbitmq_timers(root: Path, system: str) -> Iterator[list[Tried]]:
+    from tests.servers.rabbitmq import Rabbit
+
+    server = Rabbit(root, root=other_root(system))
+    alone, behind = list[Tried](), list[Tried]()
+
+    def add(kind: str, begin: Callable[[float], None], fired: Callable[[], bool]) -> None:
+        alone.append(Tried("rabbitmq", version, kind, begin, fired, 15.0, 10.0))
+
     try:
-        version = its.server.manage("GET", "overview?columns=rabbitmq_version")["rabbitmq_version"]
+        version = server.manage("GET", "overview?columns=rabbitmq_version")["rabbitmq_version"]
         for kind in ("classic", "quorum"):
             name = f"message TTL of a {kind} queue"
-            for more, n, fired in (
-                ("", 1, its.dead),
-                (", published to", 1, its.dead_if_published),
-                (", consumed", 2, its.dead_if_taken),
-            ):
-                yield Tried("rabbitmq", version, name + more, its.with_ttl(kind, n), fired, 15.0, 10.0)
-            both = lambda: its.dead(2)  # noqa: E731
-            yield Tried("rabbitmq", version, name + BEHIND, its.with_ttl(kind), both, BEHIND_S, 10.0, its.publish)
-        yield Tried("rabbitmq", version, "expiration of a message", its.expiring, its.dead, 15.0, 10.0)
-        yield Tried("rabbitmq", version, "x-expires of a queue", its.unused, its.deleted, 15.0, 10.0)
+            one, published, consumed, first = (RabbitQueue(server, f"{kind} {number}") for number in range(4))
+            add(name, one.with_ttl(kind), one.dead)
+            add(f"{name}, published to", published.with_ttl(kind), published.dead_if_published)
+            add(f"{name}, consumed", consumed.with_ttl(kind, 2), consumed.dead_if_taken)
+            begin, both = first.with_ttl(kind), partial(first.dead, 2)
+            behind.append(Tried("rabbitmq", version, name + BEHIND, begin, both, BEHIND_S, 10.0, first.publish))
+        expiring, unused = RabbitQueue(server, "expiring"), RabbitQueue(server, "unused")
+        add("expiration of a message", expiring.expiring, expiring.dead)
+        add("x-expires of a queue", unused.unused, unused.deleted)
+        yield [*alone, *behind]
     finally:
-        its.server.end()
+        server.end()
 
 
-def kafka_timers(root: Path, _: str) -> Iterator[Tried]:
+def kafka_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     """Its libraries are in /run/out/kafka-libraries, or fetched."""
     from confluent_kafka import Producer, TopicPartition
     from confluent_kafka.admin import NewTopic, OffsetSpec
@@ -342,11 +350,12 @@ def kafka_timers(root: Path, _: str) -> Iterator[Tried]:
     libraries = Path("/run/out/kafka-libraries")
     often = {"log.retention.check.interval.ms": 1000, "log.initial.task.delay.ms": 1000}
     server = Kafka(libraries if libraries.exists() else fetched(root), root, **often)
-    topics: list[str] = []
 
-    def kept(by: str) -> Callable[[float], None]:
+    def kept(by: str) -> Tried:
+        topics: list[str] = []
+
         def begin(seconds: float) -> None:
-            topics.append(f"topic{len(topics)}")
+            topics.append(f"{by}{len(topics)}")
             config = {"retention.ms": str(int(seconds * 1000)), "message.timestamp.type": by}
             new = NewTopic(topics[-1], 1, 1, config=config)
             server.admin.create_topics([new])[topics[-1]].result(120)
@@ -355,20 +364,19 @@ def kafka_timers(root: Path, _: str) -> Iterator[Tried]:
                 producer.produce(topics[-1], str(n))
             assert producer.flush(120) == 0
 
-        return begin
+        def deleted() -> bool:
+            at = TopicPartition(topics[-1], 0)
+            return bool(server.admin.list_offsets({at: OffsetSpec.earliest()})[at].result(120).offset)
 
-    def deleted() -> bool:
-        at = TopicPartition(topics[-1], 0)
-        return bool(server.admin.list_offsets({at: OffsetSpec.earliest()})[at].result(120).offset)
+        return Tried("kafka", VERSION, f"retention by {by}", begin, deleted, 15.0, 10.0)
 
     try:
-        for by in ("CreateTime", "LogAppendTime"):
-            yield Tried("kafka", VERSION, f"retention by {by}", kept(by), deleted, 15.0, 10.0)
+        yield [kept(by) for by in ("CreateTime", "LogAppendTime")]
     finally:
         server.end()
 
 
-def postgresql_timers(_: Path, system: str) -> Iterator[Tried]:
+def postgresql_timers(_: Path, system: str) -> Iterator[list[Tried]]:
     import psycopg2
 
     from tests.servers.postgresql import TABLE, Postgres
@@ -405,8 +413,8 @@ def postgresql_timers(_: Path, system: str) -> Iterator[Tried]:
         return False
 
     try:
-        yield Tried("postgresql", version.split()[0], "delayed job", delayed, due, 15.0, 10.0)
-        yield Tried("postgresql", version.split()[0], "statement_timeout", statement, cancelled, 15.0, 10.0)
+        job = Tried("postgresql", version.split()[0], "delayed job", delayed, due, 15.0, 10.0)
+        yield [job, Tried("postgresql", version.split()[0], "statement_timeout", statement, cancelled, 15.0, 10.0)]
     finally:
         for one in running:
             one.close()
@@ -532,11 +540,6 @@ def etcd_timers(root: Path, name: str) -> Iterator[list[Tried]]:
         server.end()
 
 
-def one_by_one(timers: Callable[[Path, str], Iterator[Tried]]) -> Callable[[Path, str], Iterator[list[Tried]]]:
-    """For servers with a timer at a time."""
-    return lambda root, system: ([one] for one in timers(root, system))
-
-
 SYSTEMS: dict[str, Callable[[Path, str], Iterator[list[Tried]]]] = {
     "redis": redis_timers,
     "valkey": redis_timers,
@@ -544,9 +547,9 @@ SYSTEMS: dict[str, Callable[[Path, str], Iterator[list[Tried]]]] = {
     "celery": celery_timers,
     "nats": nats_timers,
     "etcd": etcd_timers,
-    "rabbitmq": one_by_one(rabbitmq_timers),
-    "postgresql": one_by_one(postgresql_timers),
-    "kafka": one_by_one(kafka_timers),
+    "rabbitmq": rabbitmq_timers,
+    "postgresql": postgresql_timers,
+    "kafka": kafka_timers,
 }
 
 
