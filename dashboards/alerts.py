@@ -312,6 +312,18 @@ RULES = (
         "1m",
     ),
     Rule(
+        "TickscopeFindingsNotSent",
+        _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
+        + " or max by (instance, tickscope_receiver)"
+        f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1',
+        "warning",
+        "tickscope",
+        "tickscope on {{ $labels.instance }} cannot send findings to {{ $labels.tickscope_receiver }}",
+        "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
+        "tickscope status",
+        "5m",
+    ),
+    Rule(
         "TickscopeMetricsOverflow",
         _more("tickscope.metrics.overflowed", "instance", within="15m"),
         "info",

@@ -321,6 +321,7 @@ BOARDS: dict[str, Board] = {
                 Panel("Findings sent to receivers", "tickscope.notify.sent", ("tickscope_receiver",)),
                 Panel("Requests with findings that failed", "tickscope.notify.retries", ("tickscope_receiver",)),
                 Panel("Events of findings that were dropped", "tickscope.notify.dropped", ("tickscope_receiver",)),
+                Panel("State of receivers", "tickscope.notify.state", ("tickscope_receiver", "tickscope_state")),
             ),
         },
     ),

@@ -22,6 +22,8 @@ from exporters.lane import DOWN_AFTER, Lane
 MOST_WAITING = 256
 #: What is not delivered by then is of no use, and may be what makes the receiver fail.
 MAX_AGE_S = 3600.0
+#: States of a receiver. down: DOWN_AFTER requests in a row failed or were refused, or its thread stopped.
+STATES = OK, RETRYING, DOWN = ("ok", "retrying", "down")
 #: Time that the agent's end waits for the last request.
 _END_S = 2.0
 #: For docs/limits.md.
@@ -110,13 +112,12 @@ class Notifier(Stating):
     def state(self) -> dict[str, object]:
         """endpoint state(ok|retrying|down) sent waiting dropped retries last_error remedy.
 
-        dropped: never delivered, for whichever reason (``losses``). down: three requests in a row failed or were
-        refused, or the thread stopped.
+        dropped: never delivered, for whichever reason (``losses``).
         """
         lane = self._lane
-        state = "retrying" if lane.failures else "ok"
+        state = RETRYING if lane.failures else OK
         if self._failure or max(lane.failures, lane.refusals) >= DOWN_AFTER:
-            state = "down"
+            state = DOWN
         error = self._failure or lane.last_error
         return {
             "endpoint": self.endpoint,

@@ -19,7 +19,7 @@ from exporters.fold import Attributes
 #: Interval of the readings.
 EVERY_NS = 5 * 10**9
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-_STORE_STATES = ("ok", "degraded")
+_STORE_STATES, _RECEIVER_STATES = ("ok", "degraded"), ("ok", "retrying", "down")  # of exporters/notifier.py
 
 
 class StatusMetrics:
@@ -82,6 +82,12 @@ class StatusMetrics:
         notified = {name: one for name, one in seen["export"].items() if "retries" in one}
         for count in ("sent", "retries", "dropped") if notified else ():
             out[f"notify.{count}"] = {(("tickscope.receiver", name),): one[count] for name, one in notified.items()}
+        if notified:
+            out["notify.state"] = {
+                (("tickscope.receiver", name), ("tickscope.state", s)): float(one["state"] == s)
+                for name, one in notified.items()
+                for s in _RECEIVER_STATES
+            }
         if self._page is not None:
             out["page.requests"] = {
                 (("http.response.status_code", code),): n for code, n in sorted(self._page.requests.copy().items())

@@ -45,7 +45,7 @@ WELL = {
     "store": {"state": "ok", "bytes": 4096, "segments": 1, "waiting_rows": 0, "dropped_rows": 0},
     "export": {
         "otlp": {"sent_spans": 1, "sent_logs": 0, "sent_points": 9, "unsampled": 0},
-        "slack": {"sent": 1, "retries": 0, "dropped": 0},
+        "slack": {"state": "ok", "sent": 1, "retries": 0, "dropped": 0},
     },
 }
 Event = Batch | int

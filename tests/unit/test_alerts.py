@@ -128,6 +128,12 @@ def status(**after: Any) -> Shown:
     return recorded(page, seconds())
 
 
+def receiver(**after: Any) -> dict[str, Any]:
+    """The states of receivers, of which Slack's changes."""
+    well: Any = WELL["export"]
+    return {**well, "slack": {**well["slack"], **after}}
+
+
 def reported(offset_ns: int) -> Shown:
     """chronyd's report of the offset grows to this."""
     report = {"kind": TABLES["clock_daemon"].code("kind", "system"), "daemon": b"chrony"}
@@ -192,6 +198,9 @@ HISTORIES: dict[str, Callable[[], Shown]] = {
     "the page overflows": overflowing,
     "a probe is missing": lambda: status(probes=[{"probe": "tcp", "state": "unavailable"}]),
     "the store is full": lambda: status(store=_DEGRADED),
+    "a receiver is down": lambda: status(export=receiver(state="down", retries=3)),
+    "a message is refused": lambda: status(export=receiver(dropped=1)),
+    "a request is repeated": lambda: status(export=receiver(state="retrying", retries=9)),
     "the page is down": lambda: {series("up", {}): [1.0] * 10 + [0.0] * 10},
 }
 
@@ -503,6 +512,19 @@ CASES = (
         "Rows may be lost: findings still arise, but cannot be looked up later.",
         "tickscope status",
     ),
+    *(
+        Case(
+            what,
+            "TickscopeFindingsNotSent",
+            "warning",
+            300,
+            {**_AGENT, "tickscope_receiver": "slack"},
+            "tickscope on web1:9469 cannot send findings to slack",
+            "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
+            "tickscope status",
+        )
+        for what in ("a receiver is down", "a message is refused")
+    ),
     Case(
         "the page overflows",
         "TickscopeMetricsOverflow",
@@ -599,7 +621,7 @@ def test_a_rule_fires_on_what_it_is_for_and_not_before(tmp_path: Path, case: Cas
     assert check(tmp_path, [judged(case)]) == ""
 
 
-@pytest.mark.parametrize("quiet", ["6004-9"])
+@pytest.mark.parametrize("quiet", ["6004-9", "a request is repeated"])
 def test_no_rule_fires_while_nothing_happens(tmp_path: Path, quiet: str) -> None:
     history = {**shown(quiet), series("up", {}): [1.0]}
     test = {
@@ -633,7 +655,7 @@ def test_a_jump_without_its_finding_is_reported_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", [*alerts.RULES, *alerts.RECORDINGS], ids=lambda r: str(r[0]))
 def test_what_increases_starts_at_0_or_counts_its_first_sample(rule: alerts.Rule | alerts.RecordingRule) -> None:
-    observed_from_0 = {"tickscope.metrics.overflowed"}
+    observed_from_0 = {"tickscope.metrics.overflowed", "tickscope.notify.dropped"}
     for name in re.findall(r"increase\((\w+)", rule.expression):
         metric = next(m for m in METRICS if m.prometheus == name)
         assert metric.bounded or metric.name in observed_from_0 or f"{name} unless {name} offset" in rule.expression
