@@ -765,7 +765,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1: the finding is open; 0: it closed in the last 5 minutes.",
         "",
-        observed=tuple(FINDING.values()),
+        observed=("host.name", *FINDING.values()),
     ),
     # Gauges of exporters/limiter_use.py.
     Metric(

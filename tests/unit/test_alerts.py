@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from agent.batch import Batch, make
+from agent.common.alert_labels import RUNBOOK_URL
 from agent.tables import TABLES
 from dashboards import alerts
 from dashboards.boards import BOARDS
@@ -189,7 +190,10 @@ HISTORIES: dict[str, Callable[[], Shown]] = {
     "the clock is ahead": lambda: reported(-2 * 10**8),
     "a subscriber does not answer": lambda: rows("notice_status", {"pending": 0}, {"pending": 2}),
     "a queue fills slowly": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 1800.0}),
-    "a queue fills fast": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
+    "a queue fills fast": lambda: {
+        **polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
+        series("target_info", {"service_name": "tickscope", **_HOST}): [1.0] * 20,
+    },
     "a message is held": lambda: polled(_HELD, {"oldest_pending_s": 3240.0, "redelivery_s": 360.0}),
     "a message is overdue": lambda: polled(_HELD, {"oldest_pending_s": 4000.0, "redelivery_s": -400.0}),
     "an accept queue overflows": lambda: rows("socket_queue", {"overflows": 5}, {"overflows": 6}, kind=_ACCEPT),
@@ -216,7 +220,7 @@ def shown(name: str) -> Shown:
 def aggregated(alert: str) -> bool:
     """Whether its series keep no label of the scrape but the node."""
     first = next(r.expression for r in alerts.RULES if r.alert == alert)
-    return first.startswith(("sum by", "max by", "min by", *(r.record for r in alerts.RECORDINGS)))
+    return first.lstrip("(").startswith(("sum by", "max by", "min by", *(r.record for r in alerts.RECORDINGS)))
 
 
 class Case(NamedTuple):
@@ -232,15 +236,18 @@ class Case(NamedTuple):
     command: str
 
 
-_JUMP = {"tickscope_symptom": "clock_jump", "tickscope_cause": "clock_step", "tickscope_severity": "alarm"}
+_HOST = {"host_name": "web1"}
+_JUMP = {**_HOST, "tickscope_symptom": "clock_jump", "tickscope_cause": "clock_step", "tickscope_severity": "alarm"}
 _KILLED = {
-    "incident": "process_killed redis-server on web1:9469",
+    **_HOST,
+    "incident": "process_killed redis-server on web1",
     "tickscope_symptom": "service_errors",
     "tickscope_cause": "process_killed",
     "tickscope_culprit_comm": "redis-server",
     "tickscope_severity": "alarm",
 }
 _FULL = {
+    **_HOST,
     "incident": "resource_limit 10.77.0.2:6380",  # of every node that has the same server
     "tickscope_symptom": "service_errors",
     "tickscope_cause": "resource_limit",
@@ -281,6 +288,7 @@ CASES = (
         1,
         {
             **_CLOCK,
+            **_HOST,
             "rate_limiting_limiter_id": "rate.Limiter@0xc0",
             "process_command": "shop",
             "direction": "backward",
@@ -348,7 +356,8 @@ CASES = (
         "warning",
         320,
         {
-            "incident": "load on web1:9469",
+            **_HOST,
+            "incident": "load on web1",
             "tickscope_symptom": "refusals",
             "tickscope_cause": "load",
             "tickscope_severity": "alarm",
@@ -363,7 +372,8 @@ CASES = (
         "warning",
         320,
         {
-            "incident": "memory lab-api-tables on web1:9469",
+            **_HOST,
+            "incident": "memory lab-api-tables on web1",
             "tickscope_symptom": "decision_latency",
             "tickscope_cause": "memory",
             "tickscope_culprit_comm": "lab-api-tables",
@@ -391,6 +401,7 @@ CASES = (
         35,
         {
             **_CLOCK,
+            **_HOST,
             "tickscope_symptom": "clock_disagreement",
             "tickscope_cause": "unknown",
             "tickscope_severity": "alarm",
@@ -438,15 +449,15 @@ CASES = (
             "TickscopeQueueWillOverflow",
             severity,
             130,
-            _ORDERS,
+            {**_ORDERS, **node},
             f"celery queue orders, group workers: full, or messages deleted unread, in {left}",
             _FULL_SOON,
             "tickscope queues",
         )
-        for name, left, severity in (
-            ("a queue fills slowly", "30m 0s", "warning"),
-            ("a queue fills fast", "5m 0s", "warning"),
-            ("a queue fills fast", "5m 0s", "critical"),
+        for name, left, severity, node in (
+            ("a queue fills slowly", "30m 0s", "warning", {}),  # and the page has no name of the node
+            ("a queue fills fast", "5m 0s", "warning", _HOST),
+            ("a queue fills fast", "5m 0s", "critical", _HOST),
         )
     ),
     *(
@@ -590,7 +601,7 @@ def judged(case: Case) -> dict[str, Any]:
                             "summary": c.summary,
                             "description": c.description,
                             "command": c.command,
-                            "runbook_url": f"{alerts.DOCS}/{alerts.page_of(c.alert)}",
+                            "runbook_url": RUNBOOK_URL.replace("{alert}", c.alert),
                         },
                     }
                     for c in CASES
@@ -681,3 +692,10 @@ def test_the_mixin_has_all_files_and_one_place_for_the_documents() -> None:
     assert made["alerts"] == json.loads(expected) and made["rules"] == alerts.recordings()
     boards = {f"tickscope-{name}.json": json.loads(board_text(name).replace(alerts.DOCS, wiki)) for name in BOARDS}
     assert made["boards"] == boards
+    pattern = "https://runbooks.example/?of=%s"
+    text = f"""
+      local mixin = (import '{folder}/mixin.libsonnet') {{ _config+:: {{ runbookURLPattern: '{pattern}' }} }};
+      [rule.annotations.runbook_url for group in mixin.prometheusAlerts.groups for rule in group.rules]
+    """
+    made = json.loads(subprocess.run(["jsonnet", "-e", text], capture_output=True, text=True, check=True).stdout)
+    assert made == [pattern % rule.alert for rule in alerts.RULES]
