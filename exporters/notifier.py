@@ -17,13 +17,12 @@ from agent.common.finding import CHANGED, FindingEvent, FindingEvents
 from agent.contracts import Stating
 from agent.log import ERROR, log_message
 from exporters.lane import DOWN_AFTER, Lane
+from exporters.notify_settings import DOWN, OK, RETRYING
 
 #: Events of findings that wait for one receiver.
 MOST_WAITING = 256
 #: What is not delivered by then is of no use, and may be what makes the receiver fail.
 MAX_AGE_S = 3600.0
-#: States of a receiver. down: DOWN_AFTER requests in a row failed or were refused, or its thread stopped.
-STATES = OK, RETRYING, DOWN = ("ok", "retrying", "down")
 #: Time that the agent's end waits for the last request.
 _END_S = 2.0
 #: For docs/limits.md.
@@ -112,7 +111,8 @@ class Notifier(Stating):
     def state(self) -> dict[str, object]:
         """endpoint state(ok|retrying|down) sent waiting dropped retries retry_in_s last_error remedy.
 
-        dropped: never delivered, for whichever reason (``losses``). retry_in_s: until a request that failed is
+        dropped: never delivered, for whichever reason (``losses``). down: three requests in a row failed or were
+        refused, or the thread stopped. retry_in_s: until a request that failed is
         repeated; None if there is none. remedy: empty once a request was accepted again.
         """
         lane = self._lane

@@ -29,6 +29,8 @@ from exporters.otlp_settings import scalars
 
 #: Severities of findings, the least first.
 SEVERITIES = ("notice", "alarm")
+#: States of a receiver, in ``status`` and metrics.
+RECEIVER_STATES = OK, RETRYING, DOWN = ("ok", "retrying", "down")
 #: What ``link`` may have in braces.
 LINK_FIELDS = ("finding_id", "host", "symptom", "cause")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -15,11 +15,12 @@ from typing import Any
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
+from exporters.notify_settings import RECEIVER_STATES
 
 #: Interval of the readings.
 EVERY_NS = 5 * 10**9
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-_STORE_STATES, _RECEIVER_STATES = ("ok", "degraded"), ("ok", "retrying", "down")  # of exporters/notifier.py
+_STORE_STATES = ("ok", "degraded")
 
 
 class StatusMetrics:
@@ -86,7 +87,7 @@ class StatusMetrics:
             out["notify.state"] = {
                 (("tickscope.receiver", name), ("tickscope.state", s)): float(one["state"] == s)
                 for name, one in notified.items()
-                for s in _RECEIVER_STATES
+                for s in RECEIVER_STATES
             }
         if self._page is not None:
             out["page.requests"] = {

@@ -33,7 +33,7 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
     system; certificate, key: of the client. Raises OSError, which names the files, if one cannot be used.
 
     Connections with the same files share a context while the files do not change: the system's authorities take 0.9 MB
-    and 50 ms. So do not change it.
+    and 50 ms. Callers must not change it.
 
     Python 3.13 also refuses authorities without the extensions of RFC 5280 (VERIFY_X509_STRICT), which private ones
     often lack and other clients accept; this flag is not set.
