@@ -112,8 +112,8 @@ class Notifier(Stating):
         """endpoint state(ok|retrying|down) sent waiting dropped retries retry_in_s last_error remedy.
 
         dropped: never delivered, for whichever reason (``losses``). down: three requests in a row failed or were
-        refused, or the thread stopped. retry_in_s: until a request that failed is
-        repeated; None if there is none. remedy: empty once a request was accepted again.
+        refused, or the thread stopped. retry_in_s: until a request that failed is repeated; None if there is none.
+        remedy: empty once a request was accepted again.
         """
         lane = self._lane
         state = RETRYING if lane.failures else OK
