@@ -143,10 +143,14 @@ class Given:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, required: bool, examination: Examination | None = None) -> Given:
-        """Of a YAML file alone; nothing if it is missing and not required. Raises AgentError (exit code 2)."""
+    def read(
+        cls, path: Path, required: bool, examination: Examination | None = None, opened: int | None = None
+    ) -> Given:
+        """Of a YAML file alone; nothing if it is missing and not required. opened: its descriptor, where the caller
+        cannot open it. Raises AgentError (exit code 2).
+        """
         repeated = {} if examination is None else {"repeated": examination.errors.append}
-        given, lines = parse(path, read_text(path, required), **repeated)
+        given, lines = parse(path, read_text(path, required, opened), **repeated)
         place = Place(file=str(path), lines=lines, examination=examination)
         if given is not None and not isinstance(given, dict):
             raise place.error(f"{path} must hold `key: value` lines")
@@ -230,12 +234,16 @@ def chosen_file(env: Mapping[str, str], path: str | None = None) -> tuple[Path, 
     return (Path(chosen), True) if chosen else (DEFAULT_FILE, False)
 
 
-def resolve(given: Mapping[str, Any], env: Mapping[str, str], path: str | None = None) -> Config:
-    """The configuration in force. given: values of flags, None where not given. Raises AgentError (exit code 2)."""
+def resolve(
+    given: Mapping[str, Any], env: Mapping[str, str], path: str | None = None, opened: int | None = None
+) -> Config:
+    """The configuration in force. given: values of flags, None where not given. opened: as for ``Given.read``. Raises
+    AgentError (exit code 2).
+    """
     file, chosen = chosen_file(env, path)
     options = {key: value for key, value in given.items() if value is not None}
     own: dict[str, Any] = {key: options.pop(key) for key in ("duration_s", "live") if key in options}
-    config = Given.read(file, chosen).beside(env, options).config()
+    config = Given.read(file, chosen, opened=opened).beside(env, options).config()
     source = {"file": str(file.absolute()), "chosen": chosen, "flags": {**own, **options}}
     return dataclasses.replace(config, source=source, **own)
 

@@ -140,7 +140,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     store_fd = directories.prepare(config.store.store, 0o750, uid, gid)
     sockets = RunDirectory(config.service.run_dir, uid, gid)
     control_socket = sockets.listen("control.sock", 0o660, socket.SOCK_STREAM, control.CLIENTS)
-    helper = begun("tickscope-help", helper_client.start, to_help, uid, gid)
+    helper = begun("tickscope-help", helper_client.start, to_help, uid, gid, config.source.get("file", ""))
     watch = begun(
         "tickscope-clock",
         start_watch,
@@ -198,7 +198,8 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         correlator,
         analyzers,
     )
-    signals = Signals(loop, Reload(config.source, InForce(config, changes), loop).start, live.draw if live else None)
+    reload = Reload(config.source, InForce(config, changes), loop, helper.opening_settings())
+    signals = Signals(loop, reload.start, live.draw if live else None)
     status.ready(started)
     attached, degraded = status.counts()
     log_message(

@@ -15,10 +15,20 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.common.alert_labels import CLOCK_CAUSES, CRITICAL_AFTER_S, ENDPOINT, HARMFUL, INTENDED, LOOPBACK
+from agent.common.alert_labels import (
+    CLOCK_ALERTS,
+    CLOCK_CAUSES,
+    CRITICAL_AFTER_S,
+    ENDPOINT,
+    FINDING_ALERT,
+    HARMFUL,
+    INTENDED,
+    LOOPBACK,
+    RUNBOOK_URL,
+)
 from exporters.metrics import METRICS
 
-#: Where the documents are: on each node. Replaced in one place by users who publish them (docs/alerting.md).
+#: Where the documents are: on each node. Users who publish them replace it, and RUNBOOK_URL (docs/alerting.md).
 DOCS = "file:///opt/tickscope/docs"
 #: Names in Prometheus, by our own.
 _NAME = {m.name: m.prometheus for m in METRICS}
@@ -26,7 +36,7 @@ _NAME = {m.name: m.prometheus for m in METRICS}
 QUEUE = ("messaging_system", "tickscope_cluster", "messaging_destination_name", "messaging_consumer_group_name")
 _LIMITER = ("rate_limiting_limiter_id", "process_command", "direction")
 #: Symptoms with rules of their own.
-_CLOCK_SYMPTOMS = "clock_jump|clock_disagreement"
+_CLOCK_SYMPTOMS = "|".join(CLOCK_ALERTS)
 
 
 class Rule(NamedTuple):
@@ -84,7 +94,7 @@ _OF_CAUSE = (
     f" (not (match `^({LOOPBACK})` $labels.tickscope_culprit_object)) }}}}"
     "{{ $labels.tickscope_cause }} {{ $labels.tickscope_culprit_object }}"
     "{{ else }}{{ $labels.tickscope_cause }}{{ if $labels.tickscope_culprit_comm }}"
-    " {{ $labels.tickscope_culprit_comm }}{{ end }} on {{ $labels.instance }}{{ end }}"
+    " {{ $labels.tickscope_culprit_comm }}{{ end }} on {{ $labels.host_name }}{{ end }}"
 )
 _OF_QUEUE = "queue {{ $labels.messaging_destination_name }} of {{ $labels.messaging_system }}"
 _THE_QUEUE = (
@@ -102,10 +112,13 @@ _REFUSED, _OVER, _LAG, _DUE, _COUNT = (
     "instance_queue:tickscope_queue_redelivery_used:ratio",
     "instance_cause:tickscope_finding_open:count",
 )
+_LIMIT_IN = f"min by ({', '.join(('instance', *QUEUE))}) ({_NAME['tickscope.queue.limit_in']})"
 _PENDING, _LEFT = _NAME["tickscope.queue.oldest_pending"], _NAME["tickscope.queue.redelivery_in"]
 #: The finding of a jump, whose labels are joined to what the jump did.
 _JUMP = f'topk by (instance) (1, {_NAME["tickscope.finding.open"]}{{tickscope_symptom="clock_jump"}})'
-_JOINED = "tickscope_cause, tickscope_culprit_comm, tickscope_culprit_object"
+_JOINED = "host_name, tickscope_cause, tickscope_culprit_comm, tickscope_culprit_object"
+#: The node's name, which findings have.
+_HOST = 'topk by (instance) (1, target_info{service_name="tickscope"})'
 
 RECORDINGS = (
     RecordingRule(
@@ -137,7 +150,7 @@ RECORDINGS = (
 
 RULES = (
     Rule(
-        "TickscopeClockJump",
+        CLOCK_ALERTS["clock_jump"],
         _finding('tickscope_symptom="clock_jump"'),
         "warning",
         "clock",
@@ -148,7 +161,7 @@ RULES = (
         _IN_TEXTS,
     ),
     Rule(
-        "TickscopeTimeDaemonWrong",
+        CLOCK_ALERTS["clock_disagreement"],
         _finding('tickscope_symptom="clock_disagreement"'),
         "warning",
         "clock",
@@ -205,7 +218,8 @@ RULES = (
     *(
         Rule(
             "TickscopeQueueWillOverflow",
-            f"min by ({', '.join(('instance', *QUEUE))}) ({_NAME['tickscope.queue.limit_in']}) < {least}",
+            f"({_LIMIT_IN} < {least}) * on (instance) group_left (host_name) {_HOST}"
+            f" or on (instance, {', '.join(QUEUE)}) {_LIMIT_IN} < {least}",
             severity,
             _OF_QUEUE,
             f"{_THE_QUEUE}: full, or messages deleted unread, in {{{{ $value | humanizeDuration }}}}",
@@ -228,7 +242,7 @@ RULES = (
         "1m",  # of a time-out of seconds, only a share that stays high matters
     ),
     Rule(
-        "TickscopeFinding",
+        FINDING_ALERT,
         _finding(
             f'tickscope_symptom=~"{"|".join(HARMFUL)}",tickscope_cause!~"{"|".join(INTENDED)}"',
             " == 1",
@@ -242,7 +256,7 @@ RULES = (
         _IN_TEXTS,
     ),
     Rule(
-        "TickscopeFinding",
+        FINDING_ALERT,
         _finding(f'tickscope_symptom!~"{_CLOCK_SYMPTOMS}"'),
         "warning",
         _OF_CAUSE,
@@ -312,6 +326,18 @@ RULES = (
         "1m",
     ),
     Rule(
+        "TickscopeFindingsNotSent",
+        _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
+        + " or max by (instance, tickscope_receiver)"
+        f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1',
+        "warning",
+        "tickscope",
+        "tickscope on {{ $labels.instance }} cannot send findings to {{ $labels.tickscope_receiver }}",
+        "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
+        "tickscope status",
+        "5m",
+    ),
+    Rule(
         "TickscopeMetricsOverflow",
         _more("tickscope.metrics.overflowed", "instance", within="15m"),
         "info",
@@ -334,7 +360,7 @@ def texts(rule: Rule) -> dict[str, str]:
         "summary": rule.summary,
         "description": rule.meaning,
         "command": rule.command,
-        "runbook_url": f"{DOCS}/{page_of(rule.alert)}",
+        "runbook_url": RUNBOOK_URL.replace("{alert}", rule.alert),
     }
 
 

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent.common.places import PLACES
 from dashboards.alerts import DOCS, QUEUE
 from exporters.metric import Metric
-from exporters.metrics import METRICS
+from exporters.metrics import FINDING, METRICS
 
 _BY_NAME: dict[str, Metric] = {m.name: m for m in METRICS}
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -32,6 +33,13 @@ _LEAST = {
 }
 _WIDTH, _HEIGHT = 12, 8
 _FINDING = "tickscope_finding_open"
+#: Labels of where the impacted process and the culprit of a finding ran -> the words for them. The id of a container is
+#: too long for a column.
+_PLACES = {
+    FINDING[name].replace(".", "_"): name.removesuffix("_name").replace("_", " ")
+    for name in PLACES
+    if not name.endswith("container_id")
+}
 
 
 class Variable(NamedTuple):
@@ -49,6 +57,11 @@ VARIABLES = {
     "limiter": Variable("Limiter", "rate_limiting_limiter_id", "tickscope_limiter_decisions_by_limiter_total{NODES}"),
     "queue": Variable("Queue", "messaging_destination_name", "tickscope_queue_up{NODES}"),
     "cause": Variable("Cause", "tickscope_cause", "tickscope_findings_by_cause_total{NODES}"),
+    **{
+        word: Variable(word.capitalize(), label, f"{_FINDING}{{NODES}}")
+        for label, word in _PLACES.items()
+        if not word.startswith("culprit ")
+    },
 }
 
 
@@ -282,7 +295,7 @@ BOARDS: dict[str, Board] = {
     ),
     "findings": Board(
         "tickscope: findings",
-        ("cause",),
+        ("cause", "namespace", "pod", "container", "image", "unit"),
         ("tickscope findings", "findings.md"),
         {
             "Now": (Findings(),),
@@ -321,6 +334,7 @@ BOARDS: dict[str, Board] = {
                 Panel("Findings sent to receivers", "tickscope.notify.sent", ("tickscope_receiver",)),
                 Panel("Requests with findings that failed", "tickscope.notify.retries", ("tickscope_receiver",)),
                 Panel("Events of findings that were dropped", "tickscope.notify.dropped", ("tickscope_receiver",)),
+                Panel("State of receivers", "tickscope.notify.state", ("tickscope_receiver", "tickscope_state")),
             ),
         },
     ),
@@ -410,8 +424,9 @@ def _number(board: Board, panel: Number) -> dict[str, Any]:
 def _findings(board: Board, panel: Findings) -> dict[str, Any]:
     """A table with a column of commands. Only the id, which is hexadecimal, is part of a command that people copy."""
     shown = ("tickscope_severity", "tickscope_symptom", "tickscope_subject", "tickscope_cause")
-    columns = ("instance", *shown, "tickscope_culprit_comm", "tickscope_culprit_object", "Value", "command")
-    names = [c.removeprefix("tickscope_").replace("_", " ") for c in columns]
+    culprit = ("tickscope_culprit_comm", "tickscope_culprit_object")
+    columns = ("instance", *shown, *culprit, *_PLACES, "Value", "command")  # those that no finding has are not shown
+    names = [_PLACES.get(c, c.removeprefix("tickscope_").replace("_", " ")) for c in columns]
     order = {column: at for at, column in enumerate(columns)}
     chosen = _chosen(board, labels_of(_BY_NAME["tickscope.finding.open"]))
     explain = {"title": "How to read it", "url": "${docs}/explain.md", "targetBlank": True}

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.alert_labels import CRITICAL_AFTER_S, incident, severities
+from agent.common.alert_labels import CRITICAL_AFTER_S, alert_name, incident, severities
 from agent.common.clocks import boot_ns
 from agent.common.finding import CHANGED, CLOSED, FindingEvent, FindingEvents
 from agent.common.instants import iso
@@ -77,8 +77,8 @@ class _Alert:
 
 
 class AlertmanagerNotifier(Notifier):
-    """read_url: of Alertmanager. instance: the label of this node. link: makes the link of a finding; empty for none.
-    to_wall is called on the worker thread.
+    """read_url: of Alertmanager. node: the labels of this node, ``instance`` and ``host_name``. link: makes the link of
+    a finding; empty for none. to_wall is called on the worker thread.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class AlertmanagerNotifier(Notifier):
         to_wall: ToWall,
         *,
         read_url: Callable[[], str],
-        instance: str,
+        node: Mapping[str, str],
         link: Callable[[FindingEvent], str],
         resend_s: float = RESEND_S,
     ) -> None:
         self._webhook = Webhook(lambda: api_url(read_url()), _wrong, settings.ca_file)
         super().__init__(name, events, Lane(name, self._webhook, _listed))
-        self._settings, self._to_wall, self._instance, self._link = settings, to_wall, instance, link
+        self._settings, self._to_wall, self._node, self._link = settings, to_wall, node, link
         self._hold_ns, self._resend_s = int(settings.hold_s * 1e9), resend_s
         self._open: dict[str, _Alert] = {}
         self._ended: list[_Alert] = []
@@ -111,11 +111,15 @@ class AlertmanagerNotifier(Notifier):
 
     def take(self, one: FindingEvent, now: float) -> None:
         now_ns, finding_id = boot_ns(), one.text("finding_id")
+        alert, subject, host = alert_name(one.text("symptom")), one.text("subject"), self._node["host_name"]
         annotations = {
             "summary": one.text("sentence"),
-            "description": f"On {one.text('host')}: tickscope explain {finding_id}",
-            "subject": one.text("subject"),
+            "description": f"{one.text('symptom')} of {subject} on {host}",
+            "command": f"tickscope explain {finding_id}",
+            "subject": subject,
         }
+        if self._settings.runbook_url:
+            annotations["runbook_url"] = self._settings.runbook_url.replace("{alert}", alert)
         labels, later = self._labels(one)
         new = _Alert(labels, later, annotations, self._link(one), now_ns, int(one.fields["start_ns"]))
         with self._lock:
@@ -141,13 +145,13 @@ class AlertmanagerNotifier(Notifier):
 
     def _labels(self, one: FindingEvent) -> Iterator[dict[str, str]]:
         """Of its alert, and of the later one."""
-        found = {name: one.text(name) for name in _LABELS}
+        found, host = {name: one.text(name) for name in _LABELS}, self._node["host_name"]
         for severity in severities(one.text("severity"), found["symptom"], found["cause"]):
             labels = {
-                "alertname": "TickscopeFinding",
-                "instance": self._instance,
+                "alertname": alert_name(found["symptom"]),
+                **self._node,
                 "severity": severity,
-                "incident": incident(found["cause"], found["culprit_comm"], found["culprit_object"], self._instance),
+                "incident": incident(found["cause"], found["culprit_comm"], found["culprit_object"], host),
                 **{_LABELS[name]: value for name, value in found.items()},
                 **self._settings.labels,
             }

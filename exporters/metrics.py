@@ -68,6 +68,7 @@ _OBSERVED = {
     "notify.sent": ("tickscope.receiver",),
     "notify.retries": ("tickscope.receiver",),
     "notify.dropped": ("tickscope.receiver",),
+    "notify.state": ("tickscope.receiver", "tickscope.state"),
     "page.requests": ("http.response.status_code",),
     "page.dropped": ("tickscope.reason",),
 }
@@ -764,7 +765,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "1: the finding is open; 0: it closed in the last 5 minutes.",
         "",
-        observed=tuple(FINDING.values()),
+        observed=("host.name", *FINDING.values()),
     ),
     # Gauges of exporters/limiter_use.py.
     Metric(
@@ -835,6 +836,12 @@ METRICS: tuple[Metric, ...] = (
             ),
             ("notify.retries", "{request}", "counter", "Requests with findings that failed and were sent again."),
             ("notify.dropped", "{item}", "counter", "Events of findings that a receiver will never get."),
+            (
+                "notify.state",
+                "{state}",
+                "gauge",
+                "1 for the current state of a receiver of findings (ok, retrying, down), 0 for the others.",
+            ),
             ("page.requests", "{request}", "counter", "Requests that the metrics page answered, by status."),
             (
                 "page.dropped",

@@ -17,6 +17,7 @@ from agent.common.finding import CHANGED, FindingEvent, FindingEvents
 from agent.contracts import Stating
 from agent.log import ERROR, log_message
 from exporters.lane import DOWN_AFTER, Lane
+from exporters.notify_settings import DOWN, OK, RETRYING
 
 #: Events of findings that wait for one receiver.
 MOST_WAITING = 256
@@ -108,16 +109,18 @@ class Notifier(Stating):
         return len(self._waiting) + self._lane.under_way
 
     def state(self) -> dict[str, object]:
-        """endpoint state(ok|retrying|down) sent waiting dropped retries last_error remedy.
+        """endpoint state(ok|retrying|down) sent waiting dropped retries retry_in_s last_error remedy.
 
         dropped: never delivered, for whichever reason (``losses``). down: three requests in a row failed or were
-        refused, or the thread stopped.
+        refused, or the thread stopped. retry_in_s: until a request that failed is repeated; None if there is none.
+        remedy: empty once a request was accepted again.
         """
         lane = self._lane
-        state = "retrying" if lane.failures else "ok"
+        state = RETRYING if lane.failures else OK
         if self._failure or max(lane.failures, lane.refusals) >= DOWN_AFTER:
-            state = "down"
+            state = DOWN
         error = self._failure or lane.last_error
+        fails = self._failure or lane.failures or lane.refusals
         return {
             "endpoint": self.endpoint,
             "state": state,
@@ -125,8 +128,9 @@ class Notifier(Stating):
             "waiting": self.waiting(),
             "dropped": sum(self.losses().values()),
             "retries": lane.retries,
+            "retry_in_s": max(0, round(lane.not_before - time.monotonic())) if lane.failures else None,
             "last_error": error,
-            "remedy": self.remedy(error) if error else "",
+            "remedy": self.remedy(error) if error and fails else "",
         }
 
     def _run(self) -> None:

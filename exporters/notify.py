@@ -24,7 +24,7 @@ def start(
     to_wall: ToWall,
 ) -> list[Notifier]:
     """One sink for the journal, each Alertmanager, and Slack. resource: the settings' attributes, of which alerts have
-    ``service.instance.id``. to_wall: Unix ns of CLOCK_BOOTTIME ns, called on any thread.
+    ``service.instance.id`` and ``host.name``. to_wall: Unix ns of CLOCK_BOOTTIME ns, called on any thread.
     """
     link, found = partial(_link, settings.link), list["Notifier"]()
 
@@ -39,14 +39,13 @@ def start(
         from exporters.alertmanager import AlertmanagerNotifier
         from exporters.resource import describe
 
-        to, instance = settings.alertmanager, describe(boot, os.environ, VERSION, resource)["service.instance.id"]
+        to, of = settings.alertmanager, describe(boot, os.environ, VERSION, resource)
+        node = {"instance": of.get("service.instance.id", ""), "host_name": of.get("host.name", "")}
         for number, url in enumerate(to.url or ("",), 1):
             name = f"alertmanager_{number}" if len(to.url) > 1 else "alertmanager"
             read = partial(_url, to, url)
             found.append(
-                AlertmanagerNotifier(
-                    name, to, events(to.severity), to_wall, read_url=read, instance=instance, link=link
-                )
+                AlertmanagerNotifier(name, to, events(to.severity), to_wall, read_url=read, node=node, link=link)
             )
     if settings.slack.enabled:
         from exporters.slack import SlackNotifier

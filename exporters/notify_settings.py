@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from agent.common.alert_labels import RUNBOOK_URL
 from agent.common.credentials import SecretUrl
 from agent.common.masked import MASK
 from agent.common.settings import (
@@ -28,6 +29,8 @@ from exporters.otlp_settings import scalars
 
 #: Severities of findings, the least first.
 SEVERITIES = ("notice", "alarm")
+#: States of a receiver, in ``status`` and metrics.
+RECEIVER_STATES = OK, RETRYING, DOWN = ("ok", "retrying", "down")
 #: What ``link`` may have in braces.
 LINK_FIELDS = ("finding_id", "host", "symptom", "cause")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -44,6 +47,12 @@ def http_url(given: str) -> str:
     if not usable or not given.isprintable() or " " in given:
         raise ValueError("must be a URL that begins with https:// or http://")
     return given
+
+
+def _template(given: str, fields: tuple[str, ...]) -> None:
+    """Raises ValueError for what stands in braces and is none of the fields."""
+    if unknown := set(re.findall(r"\{(.*?)\}", given)) - set(fields):
+        raise ValueError(f"has {{{min(unknown)}}}: known are {', '.join(f'{{{name}}}' for name in fields)}")
 
 
 def _one_url(given: str) -> str:
@@ -78,11 +87,13 @@ def _labels(given: object) -> dict[str, str]:
 
 
 def _link(given: str) -> str:
-    if not given:
-        return ""
-    if unknown := set(re.findall(r"\{(.*?)\}", given)) - set(LINK_FIELDS):
-        raise ValueError(f"has {{{min(unknown)}}}: known are {', '.join(f'{{{name}}}' for name in LINK_FIELDS)}")
-    return http_url(given)
+    _template(given, LINK_FIELDS)
+    return _one_url(given)
+
+
+def _runbook(given: str) -> str:
+    _template(given, ("alert",))
+    return given if given.startswith("file:///") else _one_url(given)
 
 
 def at_least(severity: str) -> tuple[str, ...]:
@@ -133,6 +144,11 @@ class AlertmanagerSettings(ReceiverSection):
         {},
         value(_labels, "names and texts", schema=scalars),
         "labels that every alert gets, such as {cluster: eu-1}",
+    )
+    runbook_url: str = setting(
+        RUNBOOK_URL,
+        text("a URL", _runbook),
+        "runbook of an alert, if you publish docs/runbooks/; {alert} is replaced by the name of the alert; '' for none",
     )
     hold_s: float = setting(
         360.0,

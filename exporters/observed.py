@@ -15,6 +15,7 @@ from typing import Any
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
+from exporters.notify_settings import RECEIVER_STATES
 
 #: Interval of the readings.
 EVERY_NS = 5 * 10**9
@@ -82,6 +83,12 @@ class StatusMetrics:
         notified = {name: one for name, one in seen["export"].items() if "retries" in one}
         for count in ("sent", "retries", "dropped") if notified else ():
             out[f"notify.{count}"] = {(("tickscope.receiver", name),): one[count] for name, one in notified.items()}
+        if notified:
+            out["notify.state"] = {
+                (("tickscope.receiver", name), ("tickscope.state", s)): float(one["state"] == s)
+                for name, one in notified.items()
+                for s in RECEIVER_STATES
+            }
         if self._page is not None:
             out["page.requests"] = {
                 (("http.response.status_code", code),): n for code, n in sorted(self._page.requests.copy().items())

@@ -34,13 +34,13 @@ _OPEN = _TABLE.code("state", "open")
 
 class OpenFindings:
     """Implements ``agent.contracts.Sink``; sets its gauge in ``metrics``. Times are those of the rows, CLOCK_BOOTTIME
-    ns.
+    ns. host: the node's name, by which alerts of all ways are grouped.
     """
 
     name = "open_findings"
 
-    def __init__(self, metrics: MetricStore) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: MetricStore, host: str) -> None:
+        self._metrics, self._host = metrics, host
         self._held: dict[bytes, tuple[Attributes, bool, int]] = {}  # by id: labels, whether open, time of the row
         self._checked_ns = 0
         self.left_out = 0
@@ -73,6 +73,7 @@ class OpenFindings:
         cells = {label: column_values(_TABLE.by_name[column], batch.rows[column]) for column, label in FINDING.items()}
         for at, row in enumerate(batch.rows):
             labels = tuple((label, v) for label, values in cells.items() if (v := values[at]) is not None)
+            labels = ("host.name", self._host), *labels
             self._held[bytes(row["finding_id"])] = (labels, int(row["state"]) == _OPEN, int(row["t_ns"]))
         while len(self._held) > MOST:
             one = min(self._held, key=lambda held: self._held[held][1:])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Any
 
+from agent.common.address import with_port
 from agent.common.settings import any_of, one_of, part, setting, texts, value, whole
 
 #: Samples of all events' metrics together on the page, except with the detail ``full``.
@@ -12,8 +14,10 @@ MAX_SAMPLES = 4800
 
 
 def listen_address(given: object) -> tuple[str, int]:
-    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises ValueError."""
-    host, _, port = str(given).rpartition(":")
+    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469``, ``:9469`` (all addresses) or ``9469``
+    (127.0.0.1). Raises ValueError.
+    """
+    host, colon, port = str(given).rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     six = ":" in bare
     if (
@@ -24,14 +28,17 @@ def listen_address(given: object) -> tuple[str, int]:
         raise ValueError("must be address:port, [address]:port of an IPv6 address, or empty")
     if six:
         ipaddress.IPv6Address(bare)
-    return bare, int(port)
+    return bare if colon else "127.0.0.1", int(port)
 
 
 def _address(given: object) -> str:
     if given in ("", False):
         return ""
-    listen_address(given)
-    return str(given)
+    return with_port(*listen_address(given))
+
+
+def _schema() -> dict[str, Any]:
+    return any_of({"type": "string"}, {"type": "integer", "minimum": 0, "maximum": 65535}, {"const": False})
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,8 @@ class MetricsSettings:
 class PageSettings:
     prometheus: str = setting(
         "127.0.0.1:9469",
-        value(_address, "address:port, or empty", schema=lambda: any_of({"type": "string"}, {"const": False})),
-        "address of the metrics page; '' for none",
+        value(_address, "address:port, or empty", schema=_schema),
+        "address of the metrics page; a port alone is one of 127.0.0.1; 0.0.0.0:9469 for all addresses; '' for none",
     )
     metrics: MetricsSettings = setting(MetricsSettings(), part(MetricsSettings), "of the metrics page and of OTLP")
 

@@ -37,7 +37,7 @@ def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Ex
 
     metrics = MetricStore(max_samples=page.metrics.max_samples, full=page.metrics.detail == "full")
     resource, missing, served = describe(boot, os.environ, VERSION, otlp.resource), {}, None
-    sinks: list[Sink] = [metrics, LimiterUse(metrics), OpenFindings(metrics)]
+    sinks: list[Sink] = [metrics, LimiterUse(metrics), OpenFindings(metrics, resource.get("host.name", ""))]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 _EXPLANATION = 120
+#: What an error says, as a regular expression -> what to do. The first one that is found.
+_REMEDIES = (
+    ("^its thread stopped", "restart tickscope, and report this error"),
+    ("^url_(file|variable|credential)", "see {section} in the settings"),
+    ("^HTTP 3", "redirects are not followed: set the URL that it refers to"),
+    ("^HTTP (401|403|404|410)", "check the URL of {section}: its path, its login, and whether it was revoked"),
+    ("^HTTP (429|5)", "the agent repeats the request; if it lasts, see the state of {server}"),
+    ("^HTTP", "see the log of {server}"),
+    ("(?i)refused|not known|resolution|unreachable", "is {server} running and reachable from this host?"),
+    ("TimeoutError|timed out", "is {server} reachable from this host? A proxy for HTTP is not supported"),
+    ("expired|not yet valid", "renew the certificate of {server}; or is this node's clock wrong? tickscope clock"),
+    ("mismatch|doesn't match|not valid for", "set the URL of {section} to a name in the certificate"),
+    ("WRONG_VERSION_NUMBER", "the server speaks no TLS at this port: check scheme and port of the URL of {section}"),
+    ("CERTIFICATE|SSL", "set {section}.ca_file to the server's authority"),
+    ("web page|`ok`|BadStatusLine", "check the URL of {section}"),
+)
 
 
 class Webhook:
@@ -107,16 +124,7 @@ def is_page(answer: Answer) -> bool:
 
 def remedy(error: str, server: str, section: str) -> str:
     """What to do about an error of a request. section: of the settings."""
-    if "_file" in error or "_variable" in error or "_credential" in error:
-        return f"see {section} in the settings"
-    if "refused" in error.lower() or "not known" in error or "resolution" in error or "unreachable" in error:
-        return f"is {server} running and reachable from this host?"
-    if error.startswith("HTTP 3"):
-        return "redirects are not followed: set the URL that it refers to"
-    if error.startswith(("HTTP 401", "HTTP 403")):
-        return f"check the login in the URL of {section}"
-    if "CERTIFICATE" in error.upper() or "SSL" in error:
-        return f"set {section}.ca_file to the server's authority"
-    if error.startswith(("HTTP 404", "HTTP 410")) or "web page" in error or "`ok`" in error or "BadStatusLine" in error:
-        return f"check the URL of {section}"
+    for part, words in _REMEDIES:
+        if re.search(part, error):
+            return words.format(server=server, section=section)
     return f"see the log of {server}"

@@ -45,7 +45,7 @@ WELL = {
     "store": {"state": "ok", "bytes": 4096, "segments": 1, "waiting_rows": 0, "dropped_rows": 0},
     "export": {
         "otlp": {"sent_spans": 1, "sent_logs": 0, "sent_points": 9, "unsampled": 0},
-        "slack": {"sent": 1, "retries": 0, "dropped": 0},
+        "slack": {"state": "ok", "sent": 1, "retries": 0, "dropped": 0},
     },
 }
 Event = Batch | int
@@ -182,11 +182,12 @@ def filled(path: str | Path, name: str) -> None:
 
 
 class Replayed:
-    """store: the metrics, as the agent would have them after the events so far."""
+    """store: the metrics, as the agent of this host would have them after the events so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "web1") -> None:
+        self._host = host
         self.store = MetricStore()
-        self._sinks = (self.store, LimiterUse(self.store), OpenFindings(self.store))
+        self._sinks = (self.store, LimiterUse(self.store), OpenFindings(self.store, host))
         self.correlator = Correlator()
         self.status = dict(WELL)
         self._observe = StatusMetrics(self.store, "1", lambda: self.status)
@@ -194,7 +195,8 @@ class Replayed:
 
     def served(self) -> PrometheusEndpoint:
         """The page, on a free port. Its own metrics are on it."""
-        page = PrometheusEndpoint(("127.0.0.1", 0), self.store, {"service.name": "tickscope"})
+        resource = {"service.name": "tickscope", "host.name": self._host}
+        page = PrometheusEndpoint(("127.0.0.1", 0), self.store, resource)
         self._observe = StatusMetrics(self.store, "1", lambda: self.status, page)
         self.observed(0)
         return page

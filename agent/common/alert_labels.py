@@ -1,11 +1,17 @@
-"""Labels of alerts on findings. The agent's own alerts (exporters/alertmanager.py) and those of the rules for
-Prometheus (dashboards/alerts.py) have the same ones, so that they are grouped and routed alike.
+"""Names, labels and runbooks of alerts on findings. The agent's own alerts (exporters/alertmanager.py) and those of the
+rules for Prometheus (dashboards/alerts.py) have the same ones, so that they are grouped and routed alike. The node is
+``host_name`` in both: ``instance`` is what the scrape makes of it.
 """
 
 from __future__ import annotations
 
 import re
 
+#: Names of alerts by the finding's symptom, and of all other findings.
+CLOCK_ALERTS = {"clock_jump": "TickscopeClockJump", "clock_disagreement": "TickscopeTimeDaemonWrong"}
+FINDING_ALERT = "TickscopeFinding"
+#: Where the runbooks are: on each node.
+RUNBOOK_URL = "file:///opt/tickscope/docs/runbooks/{alert}.md"
 #: Causes that are changes of a clock.
 CLOCK_CAUSES = ("clock_step", "clock_slew", "leap")
 #: Regular expressions that Python and Go read alike: ip:port, and the beginning of one of this host.
@@ -28,15 +34,19 @@ INTENDED = ("load", "config")
 CRITICAL_AFTER_S = 300
 
 
-def incident(cause: str, comm: str, thing: str, instance: str) -> str:
+def alert_name(symptom: str) -> str:
+    return CLOCK_ALERTS.get(symptom, FINDING_ALERT)
+
+
+def incident(cause: str, comm: str, thing: str, host: str) -> str:
     """The label to group by: the same for all findings of one fault. All changes of clocks are one incident, and what
-    nodes share, a server's ip:port, is one for all of them. comm, thing: the culprit's.
+    nodes share, a server's ip:port, is one for all of them. comm, thing: the culprit's. host: the node's name.
     """
     if cause in CLOCK_CAUSES:
         return "clock"
     if re.fullmatch(ENDPOINT, thing) and not re.match(LOOPBACK, thing):
         return f"{cause} {thing}"
-    return " ".join(filter(None, (cause, comm, "on", instance)))
+    return " ".join(filter(None, (cause, comm, "on", host)))
 
 
 def severities(severity: str, symptom: str, cause: str) -> tuple[str, str]:

@@ -18,10 +18,12 @@ MAX_FILE_BYTES = 1 << 18
 Lines = dict[tuple[object, ...], int]
 
 
-def read_text(path: Path, required: bool) -> str:
-    """The text of a settings file; empty if it is missing and not required. Raises AgentError (exit code 2)."""
+def read_text(path: Path, required: bool, opened: int | None = None) -> str:
+    """The text of a settings file; empty if it is missing and not required. opened: its descriptor, which is closed,
+    where the caller cannot open it. Raises AgentError (exit code 2).
+    """
     try:
-        with path.open("rb") as file:
+        with open(path if opened is None else opened, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         if required:

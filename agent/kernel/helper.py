@@ -1,7 +1,8 @@
 """The helper: the only process that keeps privileges. It opens, compares and attaches on request, and parses only
 program headers.
 
-Protocol on a SOCK_SEQPACKET pair: first u32 uid, u32 gid; then one fixed-size request and one reply at a time:
+Protocol on a SOCK_SEQPACKET pair: first u32 uid, u32 gid and the absolute path of the settings; then one fixed-size
+request and one reply at a time:
 
 * request: u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by
   SCM_RIGHTS
@@ -20,20 +21,23 @@ import struct
 
 from agent.arch import host
 from agent.kernel.attaching import attach_raw_tracepoints, attach_uprobe
-from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc, open_runtime_file
+from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc, open_runtime_file, open_settings
 from agent.posix import privilege
 
-OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP, RESTRICT, OPEN_CGROUP, DIGEST, OPEN_RUNTIME = 1, 2, 3, 4, 5, 6, 7
+OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP, RESTRICT, OPEN_CGROUP, DIGEST, OPEN_RUNTIME, OPEN_SETTINGS = range(1, 9)
 MAX_OFFSETS = 64
 REQUEST = struct.Struct(f"<Q4I256s{MAX_OFFSETS}Q")
 REPLY = struct.Struct(f"<Qi{DIGEST_SIZE}s")
 BEGIN = struct.Struct("<II")
+_MAX_PATH_BYTES = 4096
 RETURN_PROBE = 1
 
 
-def _handle(request: bytes, fds: list[int]) -> tuple[list[int], bytes]:
+def _handle(request: bytes, fds: list[int], settings: bytes) -> tuple[list[int], bytes]:
     """Handles a request; returns the descriptors and digest of the reply."""
     operation = REQUEST.unpack(request)[1]
+    if operation == OPEN_SETTINGS:
+        return [open_settings(settings)], b""
     return ([], digest(fds)) if operation == DIGEST and fds else (_open_or_attach(request, fds), b"")
 
 
@@ -94,10 +98,10 @@ def serve(sock: socket.socket, parent: int) -> None:
     """Runs the helper (``agent.posix.child.fork``): waits for its user, drops all other privileges, then answers until
     the other end closes.
     """
-    message = sock.recv(BEGIN.size)
+    message = sock.recv(BEGIN.size + _MAX_PATH_BYTES)
     if not message:
         return
-    uid, gid = BEGIN.unpack(message)
+    (uid, gid), settings = BEGIN.unpack_from(message), message[BEGIN.size :]
     privilege.drop(uid, gid, NEEDED_BY_PERF)
     privilege.die_with_parent(parent)
     privilege.allow_only(_CALLS)
@@ -109,7 +113,7 @@ def serve(sock: socket.socket, parent: int) -> None:
         number, status = struct.unpack("<Q", request[:8].ljust(8, b"\0"))[0], errno.EINVAL
         try:
             if len(request) == REQUEST.size:
-                (out, content), status = _handle(request, fds), 0
+                (out, content), status = _handle(request, fds, settings), 0
         except OSError as error:
             status = error.errno or errno.EIO
         except (ValueError, OverflowError, struct.error):  # another process's file must not end this process

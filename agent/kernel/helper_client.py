@@ -140,6 +140,12 @@ class Helper(OfChild):
         """
         return self._now(_Request(helper.OPEN_RUNTIME, name=container_id.encode(), offsets=[number]))[0]
 
+    def opening_settings(self) -> Wait:
+        """A read-only descriptor of the settings, if they are a regular file of root; user tickscope need not be able
+        to read it.
+        """
+        return self._send_request(_Request(helper.OPEN_SETTINGS), lambda fds: fds[0])
+
     def restrict(self) -> None:
         """Makes it drop CAP_SYS_ADMIN, which it does not need if uprobes are attached by links."""
         self._now(_Request(helper.RESTRICT), DEADLINE_S)
@@ -292,9 +298,11 @@ class Helper(OfChild):
         self._receive()
 
 
-def start(child: Child, uid: int, gid: int) -> Helper:
-    """Makes a child that runs ``helper.serve`` the helper, as that user. Raises OSError."""
-    child[0].send(helper.BEGIN.pack(uid, gid))
+def start(child: Child, uid: int, gid: int, settings: str) -> Helper:
+    """Makes a child that runs ``helper.serve`` the helper, as that user. settings: the path of their file. Raises
+    OSError.
+    """
+    child[0].send(helper.BEGIN.pack(uid, gid) + os.fsencode(settings))
     return Helper(*child)
 
 

@@ -1,6 +1,5 @@
-"""Opens files of other processes on the helper's side: executables, libraries, maps, cgroups, files of container
-runtimes; and computes digests.
-Parses only the first bytes of a file.
+"""Opens files on the helper's side: executables, libraries and maps of other processes, cgroups, files of container
+runtimes, the settings; and computes digests. Parses only the first bytes of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DIGEST_SIZE = 32
 _OPEN_BY_HANDLE_AT, _OPENAT2 = host.numbers("open_by_handle_at openat2")
 _RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
 _RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS = 0x08, 0x04
-_FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
+_FILEID_KERNFS, _O_PATH, _AT_FDCWD = 0xFE, 0o10000000, -100
 _LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")
 _PART = 1 << 16
 #: Bytes of /proc/PID/maps, about 40,000 mappings; bytes of a library that is compared by content. Declared here, since
@@ -150,6 +149,16 @@ def open_runtime_file(number: int, container_id: bytes) -> int:
         named = _open_at(folder, place, _O_PATH, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS)
     finally:
         os.close(folder)
+    return _open_of_root(named)
+
+
+def open_settings(path: bytes) -> int:
+    """Opens the settings read-only: a regular file of root, reached without symbolic links. Raises OSError."""
+    return _open_of_root(_open_at(_AT_FDCWD, os.fsdecode(path), _O_PATH, _RESOLVE_NO_SYMLINKS))
+
+
+def _open_of_root(named: int) -> int:
+    """Opens the file of an O_PATH descriptor, which is closed, if it is a regular file of root."""
     try:
         of = os.fstat(named)
         if not stat.S_ISREG(of.st_mode) or of.st_uid != 0:

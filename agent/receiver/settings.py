@@ -16,7 +16,7 @@ _LOCAL = {"": "127.0.0.1", "localhost": "127.0.0.1"}
 def _address(given: object) -> tuple[str, int] | None:
     if given in ("", False):
         return None
-    host, port = listen_address(f"127.0.0.1:{given}" if type(given) is int else given)
+    host, port = listen_address(given)
     host = _LOCAL.get(host, host)
     try:
         local = ipaddress.ip_address(host).is_loopback

@@ -1,7 +1,8 @@
 """SIGHUP: the settings are read again. What can change while the agent runs does at once; what cannot is named.
 
 A process of its own reads them (``python -m agent.service.reload``): a file may hang, and YAML is not in the agent's
-memory.
+memory. The helper opens the file, which only root may be able to read. What the helper does not open, such as a
+symbolic link, is read as user tickscope.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from agent.clock.settings import ClockSettings
     from agent.investigate.investigator import Investigator
     from agent.kernel.settings import ProbeSettings
+    from agent.kernel.steps import Wait
     from agent.limiters.intake import Intake
     from agent.limiters.settings import LimiterSettings
     from agent.queues.poller import QueuePoller
@@ -39,22 +41,29 @@ _LIMIT_BYTES = 1 << 20
 
 
 class Reload:
-    """source: the file and the flags of the start (``Config.source``)."""
+    """source: the file and the flags of the start (``Config.source``). opening: waits for a descriptor of the file."""
 
-    def __init__(self, source: Mapping[str, Any], in_force: InForce, loop: Loop) -> None:
-        self._source, self._in_force, self._loop = source, in_force, loop
+    def __init__(self, source: Mapping[str, Any], in_force: InForce, loop: Loop, opening: Wait) -> None:
+        self._source, self._in_force, self._loop, self._opening = source, in_force, loop, opening
         self._child = Supervised("settings", "reads the settings again")
         self._text = b""
 
     def start(self) -> None:
-        """Has the settings read; one that was still at it is ended, its file hangs."""
+        """Has the settings read."""
+        self._opening(self._read)
+
+    def _read(self, opened: int | None, _: Exception | None) -> None:
+        """opened: the file; None: the process is to open it. One that was still at it is ended, its file hangs."""
         self._end()
         asked = os.memfd_create("tickscope-config", os.MFD_CLOEXEC)  # not the command line, which everybody may read
-        os.write(asked, json.dumps(self._source).encode())
+        os.write(asked, json.dumps({**self._source, "opened": opened}).encode())
         os.lseek(asked, 0, os.SEEK_SET)
         ours, theirs = socket.socketpair()
+        fds = () if opened is None else (opened,)
         try:
-            process = spawn("agent.service.reload", environment=os.environ, stdin=asked, stdout=theirs.fileno())
+            process = spawn(
+                "agent.service.reload", fds=fds, environment=os.environ, stdin=asked, stdout=theirs.fileno()
+            )
         except OSError as error:
             log_message(
                 f"tickscope: cannot read the settings again: {error.strerror}; nothing was changed",
@@ -63,7 +72,8 @@ class Reload:
             ours.close()
             return
         finally:
-            os.close(asked)
+            for fd in (asked, *fds):
+                os.close(fd)
             theirs.close()
         ours.setblocking(False)
         self._child.adopt(process, ours)
@@ -179,17 +189,16 @@ def main() -> None:
     source = json.load(sys.stdin)
     try:
         flags = dict(source.get("flags", {}))
-        file = str(source.get("file", ""))
+        file, opened = str(source.get("file", "")), source.get("opened")
         new = resolve(
             {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()},
             os.environ,
             file if source.get("chosen") else None,
+            opened,
         )
-        print(
-            json.dumps(
-                {"config": new.to_json(), "file": file if Path(file).exists() else f"the settings (there is no {file})"}
-            )
-        )
+        there = opened is not None or Path(file).exists()
+        named = file if there else f"the settings (there is no {file})"
+        print(json.dumps({"config": new.to_json(), "file": named}))
     except AgentError as error:
         print(json.dumps({"error": str(error)}))
 

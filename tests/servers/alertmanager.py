@@ -106,7 +106,6 @@ def notifying(
     hold_s: float = 0.0,
     by_s: float = 0.0,
     resend_s: float = 60.0,
-    instance: str = "node-7",
     **settings: Any,
 ) -> Iterator[AlertmanagerNotifier]:
     """The agent's part that posts findings. by_s: how far the node's clock is ahead."""
@@ -116,7 +115,7 @@ def notifying(
         events(wall_ahead(by_s)),
         wall_ahead(by_s),
         read_url=lambda: url,
-        instance=instance,
+        node={"instance": "node-7", "host_name": "node-7"},
         link=lambda one: f"https://link.example/{one.text('finding_id')}",
         resend_s=resend_s,
     )

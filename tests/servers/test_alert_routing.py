@@ -10,10 +10,12 @@ import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.batch import make
+from agent.common.alert_labels import RUNBOOK_URL
 from agent.tables import TABLES
 from dashboards import alerts
 from tests.found import INCIDENTS, finding
@@ -58,7 +60,7 @@ def test_severity_chooses_the_receiver(labels: dict[str, str], receivers: str) -
 
 def test_a_jump_of_two_nodes_is_one_page_and_no_ticket(tmp_path: Path, receiver: Receiver) -> None:
     """On each, a limiter refuses because of it; the jump itself is an alert, too, and inhibited."""
-    nodes = {"web1": Replayed(), "web2": Replayed()}
+    nodes = {name: Replayed(name) for name in ("web1", "web2")}
     with (
         closing(nodes["web1"].served()) as one,
         closing(nodes["web2"].served()) as two,
@@ -84,7 +86,7 @@ def test_a_jump_of_two_nodes_is_one_page_and_no_ticket(tmp_path: Path, receiver:
 
 def test_faults_of_two_kinds_are_two_tickets(tmp_path: Path, receiver: Receiver) -> None:
     """tickscope loses records on one node, and on the other the consumers of a queue hold all they may."""
-    nodes = {"web1": Replayed(), "web2": Replayed()}
+    nodes = {name: Replayed(name) for name in ("web1", "web2")}
     with (
         closing(nodes["web1"].served()) as one,
         closing(nodes["web2"].served()) as two,
@@ -109,11 +111,12 @@ def test_faults_of_two_kinds_are_two_tickets(tmp_path: Path, receiver: Receiver)
 def test_alerts_of_rules_and_of_the_agent_have_the_same_incident_and_severity(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    node = Replayed()
+    """However the scrape calls the node: here by the address of its page."""
+    node = Replayed("node-7")
     with (
         closing(node.served()) as page,
         Alertmanager(tmp_path, config(receiver)) as alertmanager,
-        Prometheus(tmp_path, {"node-7": page.port}, alertmanager.port) as prometheus,
+        Prometheus(tmp_path, {f"127.0.0.1:{page.port}": page.port}, alertmanager.port) as prometheus,
         notifying(alertmanager.url) as sink,
     ):
         until(lambda: prometheus.value("sum(count_over_time(up[1h]))") >= 2)
@@ -126,5 +129,30 @@ def test_alerts_of_rules_and_of_the_agent_have_the_same_incident_and_severity(
         names = ("tickscope_cause", "tickscope_culprit_comm", "tickscope_culprit_object", "incident", "severity")
         expected = Counter({(*one, "warning"): 2 for one in INCIDENTS})
         assert Counter(tuple(one.get(name, "") for name in names) for one in labels) == expected
-        assert {one["alertname"] for one in labels} == {"TickscopeFinding"}
+        assert {(one["alertname"], one["host_name"]) for one in labels} == {("TickscopeFinding", "node-7")}
+        assert {one["instance"] for one in labels} == {"node-7", f"127.0.0.1:{page.port}"}
         assert sum("tickscope_finding_id" in one for one in labels) == len(INCIDENTS)  # of the agent only
+        texts = [alert["annotations"] for alert in alertmanager.alerts()]
+        commands = Counter({f"tickscope explain f{number}": 2 for number in range(len(INCIDENTS))})
+        assert Counter(one["command"] for one in texts) == commands
+        assert {one["runbook_url"] for one in texts} == {RUNBOOK_URL.replace("{alert}", "TickscopeFinding")}
+
+
+def test_a_page_of_one_way_inhibits_the_tickets_of_the_other(tmp_path: Path, receiver: Receiver) -> None:
+    """A queue will overflow, says a rule; the agent itself reports the lag as a finding, on the same node only."""
+    node = Replayed("node-7")
+    queue: dict[str, Any] = {"system": b"celery", "destination": b"orders", "status": b"lagging", "limit_in_s": 60.0}
+    with (
+        closing(node.served()) as page,
+        Alertmanager(tmp_path, config(receiver)) as alertmanager,
+        Prometheus(tmp_path, {f"127.0.0.1:{page.port}": page.port}, alertmanager.port) as prometheus,
+        notifying(alertmanager.url) as sink,
+    ):
+        overflows = 'ALERTS{alertstate="firing",alertname="TickscopeQueueWillOverflow",host_name="node-7"}'
+        node.offer(make("queue_lag", 1, t_ns=1, **queue))
+        until(lambda: prometheus.query(overflows), 150)
+        until(lambda: receiver.to("/pager"))
+        lag = {"symptom": "queue_lag", "subject": "celery queue orders", "cause": "consumer_slow"}
+        sink.offer(finding("f", **lag, culprit_comm="worker"))
+        until(lambda: any(alert["status"]["inhibitedBy"] for alert in alertmanager.alerts()))
+        assert receiver.to("/tickets") == []

@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.mark.parametrize("prefix", ["", "/am"])
 def test_an_open_finding_fires_and_a_closed_one_is_resolved(tmp_path: Path, receiver: Receiver, prefix: str) -> None:
     with Alertmanager(tmp_path, one_route(receiver), prefix) as server:
-        with notifying(server.url, labels={"cluster": "eu-1"}) as sink:
+        with notifying(server.url, labels={"cluster": "eu-1"}, runbook_url="https://wiki.example/{alert}") as sink:
             sink.offer(finding("n", severity="notice"))
             sink.offer(finding("a", culprit_pid=7, **PLACES))
             until(receiver.to)
@@ -34,6 +34,7 @@ def test_an_open_finding_fires_and_a_closed_one_is_resolved(tmp_path: Path, rece
             assert alert["labels"] == {
                 "alertname": "TickscopeFinding",
                 "instance": "node-7",
+                "host_name": "node-7",
                 "severity": "warning",
                 "incident": "process_stopped redis-server on node-7",
                 "cluster": "eu-1",
@@ -49,7 +50,8 @@ def test_an_open_finding_fires_and_a_closed_one_is_resolved(tmp_path: Path, rece
                 "tickscope_culprit_unit": "redis.service",
             }
             assert alert["annotations"]["summary"] == "Decisions of limiter shop:api took up to 2 s"
-            assert alert["annotations"]["description"].endswith(": tickscope explain a")
+            assert alert["annotations"]["command"] == "tickscope explain a"
+            assert alert["annotations"]["runbook_url"] == "https://wiki.example/TickscopeFinding"
             assert alert["generatorURL"] == "https://link.example/a"
             started = datetime.fromisoformat(alert["startsAt"]).timestamp()
             assert 2.5 < time.time() - started < 30
@@ -107,7 +109,7 @@ def test_the_alert_of_a_clock_that_jumped_fires_and_ends(tmp_path: Path, receive
         sink.offer(finding("a", cause="clock_step", symptom="clock_jump"))
         until(receiver.to)
         (alert,) = server.alerts()
-        assert alert["labels"]["incident"] == "clock"
+        assert (alert["labels"]["incident"], alert["labels"]["alertname"]) == ("clock", "TickscopeClockJump")
         assert abs(datetime.fromisoformat(alert["startsAt"]).timestamp() - time.time()) < 30
         sink.offer(finding("a", "closed", cause="clock_step", symptom="clock_jump"))
         until(lambda: receiver.to()[-1]["status"] == "resolved")
@@ -146,6 +148,7 @@ def test_a_hostile_name_is_a_value_and_nothing_else(shared: Alertmanager, name: 
         assert set(alert["labels"]) == {
             "alertname",
             "instance",
+            "host_name",
             "severity",
             "incident",
             *(f"tickscope_{one}" for one in ("finding_id", "symptom", "cause", "culprit_comm", "culprit_object")),

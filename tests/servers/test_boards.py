@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from agent.batch import Batch, make
+from agent.common.places import PLACES
 from agent.tables import TABLES
 from dashboards import alerts
-from dashboards.boards import BOARDS, dashboard
+from dashboards.boards import BOARDS, VARIABLES, dashboard
 from exporters.fold import DRIFT_SPAN_NS
 from tests.patience import until
 from tests.replayed import SECOND, Replayed, session
@@ -93,7 +94,8 @@ def rows(t_ns: int, name: bytes) -> Iterator[Batch]:
     for symptom in (b"refusals", b"service_errors", b"clock_jump", b"clock_disagreement"):
         its_id = blake2b(symptom + name, digest_size=8).hexdigest().encode()
         finding = {"finding_id": its_id, "symptom": symptom, "cause": b"syscall", "severity": 1, "state": 0}
-        yield make("finding", 1, t_ns=t_ns, subject=name, culprit_comm=name, culprit_object=name, **finding)
+        places = dict.fromkeys(PLACES, name)
+        yield make("finding", 1, t_ns=t_ns, subject=name, culprit_comm=name, culprit_object=name, **finding, **places)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 def chosen(query: str) -> str:
     """As Grafana asks, with everything chosen."""
     query = query.replace("$__rate_interval", "1m").replace("$__range", "1h")
-    asked = re.sub(r"\$(instance|process|limiter|queue|cause)\b", ".*", query)
+    asked = re.sub(rf"\$({'|'.join(VARIABLES)})\b", ".*", query)
     assert "$_" not in asked
     return asked
 
@@ -212,6 +214,17 @@ def test_hostile_names_are_text_in_alerts(server: Prometheus) -> None:
     for alert in found:
         if command := re.search("^tickscope explain (.*)", alert["annotations"]["command"], re.DOTALL):
             assert re.fullmatch("[0-9a-f]{16}", command[1])
+
+
+def test_the_list_of_findings_has_their_places_to_choose_by(server: Prometheus) -> None:
+    (table,) = (p for p in dashboard("findings")["panels"] if p["type"] == "table")
+    columns = table["transformations"][0]["options"]["include"]["names"]
+    places = ("k8s_namespace_name", "k8s_pod_name", "k8s_container_name", "container_image_name", "systemd_unit_name")
+    assert {*places, "tickscope_culprit_pod", "tickscope_culprit_unit"} <= {*columns}
+    for variable in ("namespace", "pod", "container", "image", "unit"):
+        found = server.query(chosen(table["targets"][0]["expr"].replace(f"${variable}", "made")))
+        assert {one["metric"]["instance"] for one in found} == {"made"}
+        assert {one["metric"][place] for one in found for place in places} == {"made"}
 
 
 def test_hostile_names_are_no_part_of_a_command(server: Prometheus) -> None:

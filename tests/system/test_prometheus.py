@@ -37,6 +37,7 @@ _AT_ONCE = {
         "Records lost",
         *("Sent over OTLP", "Rows not sent as spans"),  # no collector is configured
         *("Findings sent to receivers", "Requests with findings that failed", "Events of findings that were dropped"),
+        "State of receivers",
     },
 }
 

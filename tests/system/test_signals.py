@@ -56,10 +56,10 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
         if b"agent.start" in Path(f"/proc/{agent.process.pid}/cmdline").read_bytes():
             os.kill(agent.process.pid, signal.SIGHUP)
     agent.ready()
-    agent.root.chmod(0o711)
+    agent.config.chmod(0o600)  # for root only, in a directory of root
     agent.config.write_text(
         "prometheus: '127.0.0.1:1'\njump_threshold: 128ms\nmax_bytes: 1048576\npoll_s: 3600\nintake_keys:"
-        " clear\nlog_format: json\n"
+        " clear\nlog_format: json\nnotify: {journal: alarm}\n"
     )
 
     def output(words: str) -> str:
@@ -68,13 +68,14 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
 
     first = json.loads(output("jump_threshold is now"))  # the format, too, is in force at once
     assert sorted(first["changed"]) == ["intake_keys", "jump_threshold", "log_format", "max_bytes", "poll_s"]
-    assert first["needs_restart"] == ["prometheus"]
+    assert first["needs_restart"] == ["prometheus", "notify"]
     assert first["level"] == "warning"
-    assert "needs a restart: prometheus" in first["message"]
+    assert "needs a restart: prometheus, notify" in first["message"]
     agent.config.write_text("prometheus: ''\npoll_s: never\n")
     assert "tickscope.yaml:2: poll_s" in json.loads(output("nothing was changed"))["message"]
     agent.config.write_text("prometheus: ''\n")
     assert "poll_s is now 1.0" in output("poll_s is now 1.0")
+    agent.root.chmod(0o711)  # so that user tickscope may open what the helper does not
     os.unlink(agent.config)
     os.mkfifo(agent.config)  # nobody writes: who reads it waits for ever
     os.kill(agent.process.pid, signal.SIGHUP)

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from agent.batch import Batch, make
+from agent.common.alert_labels import RUNBOOK_URL
 from agent.tables import TABLES
 from dashboards import alerts
 from dashboards.boards import BOARDS
@@ -128,6 +129,12 @@ def status(**after: Any) -> Shown:
     return recorded(page, seconds())
 
 
+def receiver(**after: Any) -> dict[str, Any]:
+    """The states of receivers, of which Slack's changes."""
+    well: Any = WELL["export"]
+    return {**well, "slack": {**well["slack"], **after}}
+
+
 def reported(offset_ns: int) -> Shown:
     """chronyd's report of the offset grows to this."""
     report = {"kind": TABLES["clock_daemon"].code("kind", "system"), "daemon": b"chrony"}
@@ -183,7 +190,10 @@ HISTORIES: dict[str, Callable[[], Shown]] = {
     "the clock is ahead": lambda: reported(-2 * 10**8),
     "a subscriber does not answer": lambda: rows("notice_status", {"pending": 0}, {"pending": 2}),
     "a queue fills slowly": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 1800.0}),
-    "a queue fills fast": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
+    "a queue fills fast": lambda: {
+        **polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
+        series("target_info", {"service_name": "tickscope", **_HOST}): [1.0] * 20,
+    },
     "a message is held": lambda: polled(_HELD, {"oldest_pending_s": 3240.0, "redelivery_s": 360.0}),
     "a message is overdue": lambda: polled(_HELD, {"oldest_pending_s": 4000.0, "redelivery_s": -400.0}),
     "an accept queue overflows": lambda: rows("socket_queue", {"overflows": 5}, {"overflows": 6}, kind=_ACCEPT),
@@ -192,6 +202,9 @@ HISTORIES: dict[str, Callable[[], Shown]] = {
     "the page overflows": overflowing,
     "a probe is missing": lambda: status(probes=[{"probe": "tcp", "state": "unavailable"}]),
     "the store is full": lambda: status(store=_DEGRADED),
+    "a receiver is down": lambda: status(export=receiver(state="down", retries=3)),
+    "a message is refused": lambda: status(export=receiver(dropped=1)),
+    "a request is repeated": lambda: status(export=receiver(state="retrying", retries=9)),
     "the page is down": lambda: {series("up", {}): [1.0] * 10 + [0.0] * 10},
 }
 
@@ -207,7 +220,7 @@ def shown(name: str) -> Shown:
 def aggregated(alert: str) -> bool:
     """Whether its series keep no label of the scrape but the node."""
     first = next(r.expression for r in alerts.RULES if r.alert == alert)
-    return first.startswith(("sum by", "max by", "min by", *(r.record for r in alerts.RECORDINGS)))
+    return first.lstrip("(").startswith(("sum by", "max by", "min by", *(r.record for r in alerts.RECORDINGS)))
 
 
 class Case(NamedTuple):
@@ -223,15 +236,18 @@ class Case(NamedTuple):
     command: str
 
 
-_JUMP = {"tickscope_symptom": "clock_jump", "tickscope_cause": "clock_step", "tickscope_severity": "alarm"}
+_HOST = {"host_name": "web1"}
+_JUMP = {**_HOST, "tickscope_symptom": "clock_jump", "tickscope_cause": "clock_step", "tickscope_severity": "alarm"}
 _KILLED = {
-    "incident": "process_killed redis-server on web1:9469",
+    **_HOST,
+    "incident": "process_killed redis-server on web1",
     "tickscope_symptom": "service_errors",
     "tickscope_cause": "process_killed",
     "tickscope_culprit_comm": "redis-server",
     "tickscope_severity": "alarm",
 }
 _FULL = {
+    **_HOST,
     "incident": "resource_limit 10.77.0.2:6380",  # of every node that has the same server
     "tickscope_symptom": "service_errors",
     "tickscope_cause": "resource_limit",
@@ -272,6 +288,7 @@ CASES = (
         1,
         {
             **_CLOCK,
+            **_HOST,
             "rate_limiting_limiter_id": "rate.Limiter@0xc0",
             "process_command": "shop",
             "direction": "backward",
@@ -339,7 +356,8 @@ CASES = (
         "warning",
         320,
         {
-            "incident": "load on web1:9469",
+            **_HOST,
+            "incident": "load on web1",
             "tickscope_symptom": "refusals",
             "tickscope_cause": "load",
             "tickscope_severity": "alarm",
@@ -354,7 +372,8 @@ CASES = (
         "warning",
         320,
         {
-            "incident": "memory lab-api-tables on web1:9469",
+            **_HOST,
+            "incident": "memory lab-api-tables on web1",
             "tickscope_symptom": "decision_latency",
             "tickscope_cause": "memory",
             "tickscope_culprit_comm": "lab-api-tables",
@@ -382,6 +401,7 @@ CASES = (
         35,
         {
             **_CLOCK,
+            **_HOST,
             "tickscope_symptom": "clock_disagreement",
             "tickscope_cause": "unknown",
             "tickscope_severity": "alarm",
@@ -429,15 +449,15 @@ CASES = (
             "TickscopeQueueWillOverflow",
             severity,
             130,
-            _ORDERS,
+            {**_ORDERS, **node},
             f"celery queue orders, group workers: full, or messages deleted unread, in {left}",
             _FULL_SOON,
             "tickscope queues",
         )
-        for name, left, severity in (
-            ("a queue fills slowly", "30m 0s", "warning"),
-            ("a queue fills fast", "5m 0s", "warning"),
-            ("a queue fills fast", "5m 0s", "critical"),
+        for name, left, severity, node in (
+            ("a queue fills slowly", "30m 0s", "warning", {}),  # and the page has no name of the node
+            ("a queue fills fast", "5m 0s", "warning", _HOST),
+            ("a queue fills fast", "5m 0s", "critical", _HOST),
         )
     ),
     *(
@@ -502,6 +522,19 @@ CASES = (
         "tickscope on web1:9469 cannot write its store",
         "Rows may be lost: findings still arise, but cannot be looked up later.",
         "tickscope status",
+    ),
+    *(
+        Case(
+            what,
+            "TickscopeFindingsNotSent",
+            "warning",
+            300,
+            {**_AGENT, "tickscope_receiver": "slack"},
+            "tickscope on web1:9469 cannot send findings to slack",
+            "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
+            "tickscope status",
+        )
+        for what in ("a receiver is down", "a message is refused")
     ),
     Case(
         "the page overflows",
@@ -568,7 +601,7 @@ def judged(case: Case) -> dict[str, Any]:
                             "summary": c.summary,
                             "description": c.description,
                             "command": c.command,
-                            "runbook_url": f"{alerts.DOCS}/{alerts.page_of(c.alert)}",
+                            "runbook_url": RUNBOOK_URL.replace("{alert}", c.alert),
                         },
                     }
                     for c in CASES
@@ -599,7 +632,7 @@ def test_a_rule_fires_on_what_it_is_for_and_not_before(tmp_path: Path, case: Cas
     assert check(tmp_path, [judged(case)]) == ""
 
 
-@pytest.mark.parametrize("quiet", ["6004-9"])
+@pytest.mark.parametrize("quiet", ["6004-9", "a request is repeated"])
 def test_no_rule_fires_while_nothing_happens(tmp_path: Path, quiet: str) -> None:
     history = {**shown(quiet), series("up", {}): [1.0]}
     test = {
@@ -633,7 +666,7 @@ def test_a_jump_without_its_finding_is_reported_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", [*alerts.RULES, *alerts.RECORDINGS], ids=lambda r: str(r[0]))
 def test_what_increases_starts_at_0_or_counts_its_first_sample(rule: alerts.Rule | alerts.RecordingRule) -> None:
-    observed_from_0 = {"tickscope.metrics.overflowed"}
+    observed_from_0 = {"tickscope.metrics.overflowed", "tickscope.notify.dropped"}
     for name in re.findall(r"increase\((\w+)", rule.expression):
         metric = next(m for m in METRICS if m.prometheus == name)
         assert metric.bounded or metric.name in observed_from_0 or f"{name} unless {name} offset" in rule.expression
@@ -659,3 +692,10 @@ def test_the_mixin_has_all_files_and_one_place_for_the_documents() -> None:
     assert made["alerts"] == json.loads(expected) and made["rules"] == alerts.recordings()
     boards = {f"tickscope-{name}.json": json.loads(board_text(name).replace(alerts.DOCS, wiki)) for name in BOARDS}
     assert made["boards"] == boards
+    pattern = "https://runbooks.example/?of=%s"
+    text = f"""
+      local mixin = (import '{folder}/mixin.libsonnet') {{ _config+:: {{ runbookURLPattern: '{pattern}' }} }};
+      [rule.annotations.runbook_url for group in mixin.prometheusAlerts.groups for rule in group.rules]
+    """
+    made = json.loads(subprocess.run(["jsonnet", "-e", text], capture_output=True, text=True, check=True).stdout)
+    assert made == [pattern % rule.alert for rule in alerts.RULES]

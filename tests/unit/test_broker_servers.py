@@ -363,6 +363,18 @@ def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(tmp_path: Path) ->
         client_context("", certificate, f"{tmp_path}/locked")
 
 
+def test_connections_share_a_context_until_a_file_changes(tmp_path: Path) -> None:
+    key, certificate = self_signed(tmp_path)
+    first = client_context(certificate)
+    assert client_context(certificate) is first
+    assert client_context(certificate, certificate, key) is not first
+    (changed := tmp_path / "changed").mkdir()
+    self_signed(changed)
+    (changed / "cert").replace(certificate)
+    assert client_context(certificate) is not first
+    assert client_context() is client_context()
+
+
 @pytest.mark.parametrize(
     ("why", "ours"),
     [("self-signed certificate", True), ("certificate has expired", False), ("certificate is not yet valid", False)],

@@ -81,6 +81,8 @@ def test_it_survives_the_way_to_the_agent() -> None:
         ("store: ''\n", 1, "store"),
         ("run_dir: /" + "x" * 100, 1, "run_dir"),
         ('prometheus: "127.0.0.1:\u00b2"\n', 1, "prometheus"),
+        ("prometheus: 94690\n", 1, "must be address:port"),
+        ("prometheus: true\n", 1, "must be address:port"),
         ("store: /a\notlp:\n  endpont: x\n", 3, "endpont"),
         ("otlp: {1: x, endpont: x}\n", 1, "there is no setting otlp.1"),
         ("otlp: {endpoint: 'http://[x'}\n", 1, "otlp.endpoint cannot be 'http://[x'"),
@@ -98,6 +100,23 @@ def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: s
     assert f"t.yaml:{line}:" in str(raised.value)
     assert words in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("9469", ("127.0.0.1", 9469)),
+        ("'9469'", ("127.0.0.1", 9469)),
+        ("0.0.0.0:9469", ("0.0.0.0", 9469)),
+        ("':9469'", ("", 9469)),
+        ("'[::1]:9469'", ("::1", 9469)),
+        ("localhost:9469", ("localhost", 9469)),
+    ],
+)
+def test_a_port_alone_is_one_of_loopback(tmp_path: Path, given: str, address: tuple[str, int]) -> None:
+    page = read_file(write(tmp_path, f"prometheus: {given}\n"), required=True).page
+    assert page.address == address
+    assert page.prometheus in (given.strip("'"), "127.0.0.1:9469")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def helper() -> Iterator[Helper]:
-    one = start(fork("helper", server.serve), NOBODY, NOBODY)
+def helper(tmp_path: Path) -> Iterator[Helper]:
+    one = start(fork("helper", server.serve), NOBODY, NOBODY, str(tmp_path / "settings"))
     yield one
     if one.alive:
         os.kill(one.pid, signal.SIGCONT)
@@ -71,6 +71,24 @@ def test_it_reports_how_much_room_is_left_where_a_process_writes(helper: Helper,
     assert there.f_blocks * there.f_frsize in [int(line[0]) for line in lines]
     with pytest.raises(OSError):
         opened(helper, "spaces", child.pid)
+
+
+def test_it_opens_the_settings_that_only_root_may_read(helper: Helper, tmp_path: Path) -> None:
+    """Whichever file has the name now; no other user's file, link or FIFO."""
+    settings = tmp_path / "settings"
+    tmp_path.chmod(0o700)
+    for text in ("poll_s: 2", "poll_s: 3"):
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").chmod(0o600)
+        (tmp_path / "new").rename(settings)
+        with open(answer(helper, helper.opening_settings())) as file:
+            assert file.read() == text
+    os.chown(settings, NOBODY, NOBODY)
+    for make in (lambda: None, lambda: settings.symlink_to("/etc/shadow"), lambda: os.mkfifo(settings)):
+        make()
+        with pytest.raises(OSError):
+            answer(helper, helper.opening_settings())
+        settings.unlink()
 
 
 def test_a_folder_stands_for_a_root(helper: Helper, tmp_path: Path) -> None:
@@ -225,7 +243,7 @@ def test_without_room_for_all_its_descriptors_an_answer_is_an_error(room: int) -
 
 def test_a_stopped_one_is_ended_at_once() -> None:
     """Though nobody has waited for an answer of it yet."""
-    one = start(fork("helper", server.serve), NOBODY, NOBODY)
+    one = start(fork("helper", server.serve), NOBODY, NOBODY, "")
     os.kill(one.pid, signal.SIGSTOP)
     begun = time.monotonic()
     one.close()

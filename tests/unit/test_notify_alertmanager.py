@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from agent.common.alert_labels import incident
+from agent.common.alert_labels import RUNBOOK_URL, incident
 from exporters import notifier
 from exporters.alertmanager import AlertmanagerNotifier, api_url
 from exporters.notify_settings import AlertmanagerSettings
@@ -18,14 +19,14 @@ from tests.patience import until
 
 
 @contextlib.contextmanager
-def notifying(url: str) -> Iterator[AlertmanagerNotifier]:
+def notifying(url: str, **settings: Any) -> Iterator[AlertmanagerNotifier]:
     sink = AlertmanagerNotifier(
         "alertmanager",
-        AlertmanagerSettings(),
+        AlertmanagerSettings(**settings),
         events(),
         lambda t_ns: t_ns,
         read_url=lambda: url,
-        instance="node-7",
+        node={"instance": "node-7:1", "host_name": "node-7"},
         link=lambda _: "",
     )
     sink.start()
@@ -38,6 +39,25 @@ def notifying(url: str) -> Iterator[AlertmanagerNotifier]:
 @pytest.mark.parametrize(("cause", "comm", "thing", "words"), INCIDENTS)
 def test_alerts_of_one_fault_have_one_incident(cause: str, comm: str, thing: str, words: str) -> None:
     assert incident(cause, comm, thing, "node-7") == words
+
+
+@pytest.mark.parametrize(
+    ("runbook_url", "runbook"),
+    [
+        (RUNBOOK_URL, "file:///opt/tickscope/docs/runbooks/TickscopeClockJump.md"),
+        ("https://wiki.example/{alert}", "https://wiki.example/TickscopeClockJump"),
+        ("", None),
+    ],
+)
+def test_an_alert_has_the_name_the_command_and_the_runbook_of_the_rule(runbook_url: str, runbook: str | None) -> None:
+    with notifying("http://127.0.0.1:1", runbook_url=runbook_url) as sink:
+        sink.offer(finding("a", symptom="clock_jump", subject="wall clock"))
+        (alert,) = sink._open.values()
+    assert alert.labels["alertname"] == "TickscopeClockJump"
+    assert (alert.labels["instance"], alert.labels["host_name"]) == ("node-7:1", "node-7")
+    assert alert.annotations["command"] == "tickscope explain a"
+    assert alert.annotations["description"] == "clock_jump of wall clock on node-7"
+    assert alert.annotations.get("runbook_url") == runbook
 
 
 @pytest.mark.parametrize(

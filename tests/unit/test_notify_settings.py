@@ -41,6 +41,8 @@ def test_all_is_off_by_default() -> None:
         ({"alertmanager": {"url": ["http://am:9093", "hunter2"]}}, "must be a URL"),
         ({"alertmanager": {"url": "http://am", "labels": {"a-b": "c"}}}, "is no name of a label"),
         ({"alertmanager": {"url": "http://am", "hold": "later"}}, "must be a time"),
+        ({"alertmanager": {"url": "http://am", "runbook_url": "https://x/{name}"}}, "has {name}: known are {alert}"),
+        ({"alertmanager": {"url": "http://am", "runbook_url": "/docs"}}, "must be a URL"),
         ({"slack": {"severity": "page"}}, "must be one of notice, alarm"),
         ({"link": "https://x/{pid}"}, "has {pid}"),
         ({"journal": "warning"}, "must be one of off, notice, alarm"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from exporters.notify_settings import SlackSettings
 from exporters.slack import SlackNotifier
 from tests.found import HOSTILE, PLACES, events, finding, hostile
 from tests.patience import until
+from tests.servers.certificates import self_signed
 
 PATH = "/services/T0/B0/hunter2"
 #: Of Slack's control characters only what is escaped, or our own link.
@@ -85,7 +88,7 @@ def check(message: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def slack() -> Iterator[Slack]:
+def slack(tls: ssl.SSLContext | None = None) -> Iterator[Slack]:
     server = Slack()
 
     class Handler(BaseHTTPRequestHandler):
@@ -103,6 +106,8 @@ def slack() -> Iterator[Slack]:
         def log_message(self, *_: object) -> None: ...
 
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        listener.socket = tls.wrap_socket(listener.socket, server_side=True, do_handshake_on_connect=False)
     server.url = f"http://127.0.0.1:{listener.server_port}{PATH}"
     thread = threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -188,12 +193,73 @@ def test_what_fails_is_sent_again_once(answer: tuple[int, dict[str, str], bytes]
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_requested_pause_is_kept() -> None:
+def test_a_requested_pause_is_kept_and_shown() -> None:
     with slack() as server, notifying(server.url) as sink:
-        server.answers = [(429, {"Retry-After": "1"}, b"rate_limited")]
+        server.answers = [(429, {"Retry-After": "2"}, b"rate_limited")]
         sink.offer(finding("a"))
+        until(lambda: sink.state()["state"] == "retrying")
+        state = sink.state()
+        assert (state["retry_in_s"], state["last_error"], state["waiting"]) == (2, "HTTP 429 Too Many Requests", 1)
+        assert state["remedy"] == "the agent repeats the request; if it lasts, see the state of Slack"
         until(lambda: server.taken)
-        assert server.asked[1] - server.asked[0] >= 1.0
+        assert server.asked[1] - server.asked[0] >= 2.0
+        until(lambda: sink.state()["state"] == "ok")
+        state = sink.state()
+        assert (state["retry_in_s"], state["remedy"], state["dropped"]) == (None, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("HTTP 403 Forbidden: action_prohibited, refused", "check the URL of notify.slack: its path, its login"),
+        ("HTTP 410 Gone: channel_is_archived", "whether it was revoked"),
+        ("HTTP 302 Found", "set the URL that it refers to"),
+        ("HTTP 400 Bad Request: invalid_payload", "see the log of Slack"),
+        ("HTTP 503 Service Unavailable", "the agent repeats the request"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "is Slack running and reachable"),
+        ("gaierror: [Errno -3] Temporary failure in name resolution", "is Slack running and reachable"),
+        ("TimeoutError: no whole answer in time", "A proxy for HTTP is not supported"),
+        ("its thread stopped: KeyError: 'a'", "restart tickscope"),
+        ("the answer is not Slack's `ok`: is this the URL of a webhook?", "check the URL of notify.slack"),
+    ],
+)
+def test_an_error_has_a_remedy(error: str, words: str) -> None:
+    assert words in webhook.remedy(error, "Slack", "notify.slack")
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize(
+    ("host", "authority", "words"),
+    [
+        ("localhost", "", "set notify.slack.ca_file to the server's authority"),
+        ("127.0.0.1", "cert", "set the URL of notify.slack to a name in the certificate"),
+        ("localhost", "cert", ""),
+    ],
+)
+def test_what_fails_in_tls_is_sent_again_and_has_a_remedy(
+    tmp_path: Path, host: str, authority: str, words: str
+) -> None:
+    key, certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    ca_file = str(tmp_path / authority) if authority else ""
+    with slack(context) as server:
+        url = server.url.replace("http://127.0.0.1", f"https://{host}")
+        with notifying(url, ca_file=ca_file) as sink:
+            sink.offer(finding("a"))
+            until(lambda: sink.state()["sent"] or sink.state()["state"] == "down")
+            state = sink.state()
+            assert words in str(state["remedy"]) and bool(words) == bool(state["remedy"]), state
+            assert (state["sent"], state["waiting"], state["dropped"]) == ((0, 1, 0) if words else (1, 0, 0))
+            assert "hunter2" not in json.dumps(state)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_server_without_tls_has_a_remedy() -> None:
+    with slack() as server, notifying(server.url.replace("http://", "https://")) as sink:
+        sink.offer(finding("a"))
+        until(lambda: sink.state()["state"] == "down")
+        assert "check scheme and port" in str(sink.state()["remedy"]), sink.state()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def _status() -> dict[str, Any]:
         "store": {"state": "ok", "bytes": 4096, "segments": 3, "waiting_rows": 5, "dropped_rows": 0},
         "export": {
             "otlp": {"sent_spans": 11, "sent_logs": 1, "sent_points": 13, "unsampled": 17},
-            "slack": {"sent": 19, "retries": 23, "dropped": 29},
+            "slack": {"state": "down", "sent": 19, "retries": 23, "dropped": 29},
         },
     }
 
@@ -54,6 +54,8 @@ def test_what_the_page_reports_of_the_agent() -> None:
         'tickscope_notify_sent_total{tickscope_receiver="slack"}': "19",
         'tickscope_notify_retries_total{tickscope_receiver="slack"}': "23",
         'tickscope_notify_dropped_total{tickscope_receiver="slack"}': "29",
+        'tickscope_notify_state{tickscope_receiver="slack",tickscope_state="down"}': "1",
+        'tickscope_notify_state{tickscope_receiver="slack",tickscope_state="ok"}': "0",
         'tickscope_page_requests_total{http_response_status_code="421"}': "2",
         'tickscope_page_dropped_total{tickscope_reason="share"}': "3",
     }

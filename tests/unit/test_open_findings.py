@@ -24,16 +24,17 @@ def shown(store: MetricStore) -> dict[str, tuple[float, dict[str, object]]]:
 
 
 def test_a_finding_has_one_series_with_its_latest_cause() -> None:
-    sink = OpenFindings(store := MetricStore())
+    sink = OpenFindings(store := MetricStore(), "web1")
     sink.offer(finding(b"ab", _S))
     assert shown(store)["ab"][0] == 1 and "tickscope.culprit_comm" not in shown(store)["ab"][1]
     sink.offer(finding(b"ab", 2 * _S, cause=b"disk", culprit=b"dd"))
     ((value, labels),) = shown(store).values()
     assert (value, labels["tickscope.cause"], labels["tickscope.culprit_comm"]) == (1, "disk", "dd")
+    assert labels["host.name"] == "web1"
 
 
 def test_its_labels_are_those_of_the_agents_own_alerts() -> None:
-    sink = OpenFindings(store := MetricStore())
+    sink = OpenFindings(store := MetricStore(), "web1")
     batch = finding(b"ab", _S)
     for name in _LABELS:
         batch.rows[name] = name.encode()
@@ -44,7 +45,7 @@ def test_its_labels_are_those_of_the_agents_own_alerts() -> None:
 
 
 def test_it_stays_for_five_minutes_after_it_closed_and_no_longer() -> None:
-    sink = OpenFindings(store := MetricStore())
+    sink = OpenFindings(store := MetricStore(), "web1")
     sink.offer(finding(b"ab", _S))
     sink.offer(finding(b"cd", _S))
     sink.offer(finding(b"ab", 9 * _S, _CLOSED))
@@ -54,7 +55,7 @@ def test_it_stays_for_five_minutes_after_it_closed_and_no_longer() -> None:
 
 
 def test_beyond_the_limit_closed_ones_go_first_and_open_ones_are_counted() -> None:
-    sink = OpenFindings(store := MetricStore())
+    sink = OpenFindings(store := MetricStore(), "web1")
     sink.offer(finding(b"closed", 999 * _S, _CLOSED))
     for n in range(MOST):
         sink.offer(finding(b"%x" % n, (1000 + n) * 10**6 + 999 * _S))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent.config import Config, InForce, resolve
+from agent.config import Applier, Config, InForce, resolve
 from agent.queues.poller_process import BrokerPoller
 from agent.service import reload
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 
 class Undying(subprocess.Popen[bytes]):
@@ -31,19 +34,24 @@ class _Loop:
     """What of the loop is used: who is readable."""
 
     def __init__(self) -> None:
-        self.selector, self.readable = self, list[object]()
+        self.selector, self.readable = self, dict[socket.socket, Callable[[], None]]()
 
-    def on_readable(self, what: object, _: object) -> None:
-        self.readable.append(what)
+    def on_readable(self, what: socket.socket, callback: Callable[[], None]) -> None:
+        self.readable[what] = callback
 
-    def unregister(self, what: object) -> None:
-        self.readable.remove(what)
+    def unregister(self, what: socket.socket) -> None:
+        del self.readable[what]
+
+
+def not_opened(done: Callable[[None, Exception], None]) -> None:
+    """A helper that does not open the file."""
+    done(None, PermissionError())
 
 
 def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", Undying)
     loop = _Loop()
-    one = reload.Reload({}, InForce(Config(), {}), loop)  # type: ignore[arg-type]
+    one = reload.Reload({}, InForce(Config(), {}), loop, not_opened)  # type: ignore[arg-type]
     begin = time.monotonic()
     one.start()
     one.start()
@@ -57,6 +65,29 @@ def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
             child.wait()
     one._end()
     assert one._child._ending == []
+
+
+def test_the_opened_file_is_read_and_what_needs_a_restart_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its name, which the process may be unable to open. A receiver's URL is in no line."""
+    file, folder = tmp_path / "t.yaml", tmp_path / "elsewhere"
+    file.write_text("log_format: json\nnotify: {slack: {url: 'https://hooks.example/hunter2'}, journal: alarm}\n")
+    loop, used = _Loop(), list[Any]()
+    in_force = InForce(Config(), {"log_format": Applier(used.append, ("service",))})
+    source = {"file": str(folder / "t.yaml"), "chosen": True, "flags": {}}
+    one = reload.Reload(source, in_force, loop, lambda done: done(os.open(file, os.O_RDONLY), None))  # type: ignore[arg-type]
+    before = len(os.listdir("/proc/self/fd"))
+    one.start()
+    while loop.readable:
+        ((ours, callback),) = loop.readable.items()
+        ours.setblocking(True)
+        callback()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    said = capfd.readouterr().err
+    assert f"read {source['file']} again: log_format is now 'json'; needs a restart: notify" in said
+    assert "hunter2" not in said
+    assert [section.log_format for section in used] == ["json"]
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -97,7 +97,7 @@ def test_a_child_whose_parent_is_gone_reports_nothing(capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     "start",
     [
-        lambda child, _: helper_client.start(child, 65534, 65534),
+        lambda child, _: helper_client.start(child, 65534, 65534, ""),
         lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
     ],
 )
