@@ -76,9 +76,7 @@ def require_root(command: str = "sudo tickscope run") -> None:
         raise AgentError(
             f"root lacks {', '.join(missing)} here",
             why="a container or service manager took it away",
-            remedy=(
-                "run as the service of deploy/tickscope.service, by the chart in deploy/helm/tickscope, or with --privileged"
-            ),
+            remedy="run as the service of deploy/tickscope.service, by the chart in deploy/helm, or with --privileged",
             exit_code=PRIVILEGE,
         )
 

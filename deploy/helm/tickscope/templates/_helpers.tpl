@@ -16,7 +16,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* The file of settings. A ServiceMonitor needs a metrics page that Prometheus reaches. */}}
 {{- define "tickscope.settings" -}}
-{{- $settings := deepCopy .Values.settings }}
+{{- $settings := deepCopy (.Values.settings | default dict) }}
 {{- if .Values.serviceMonitor.enabled }}
 {{- $settings = merge $settings (dict "prometheus" "0.0.0.0:9469") }}
 {{- if regexMatch "^(127\\.|localhost:|\\[::1\\])" $settings.prometheus }}
