@@ -18,7 +18,9 @@ from agent.clock.daemons import timesyncd
         (False, False, True),  # a container does not see the file
     ],
 )
-def test_synchronised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool, stamp: bool, may_be: bool) -> None:
+def test_synchronised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool, stamp: bool, may_be: bool
+) -> None:
     for name, there in (("SYSTEMD", systemd), ("STAMP", stamp)):
         monkeypatch.setattr(timesyncd, name, str(tmp_path / name))
         if there:
