@@ -122,7 +122,8 @@ class Containerd(ServerProcess):
 
     def execute(self, container: str, *command: str) -> subprocess.CompletedProcess[bytes]:
         """Runs a command in a container, as a kubelet's probe or kubectl exec does it."""
-        return self._ctr("-n", "k8s.io", "tasks", "exec", "--exec-id", uuid.uuid4().hex, container, *command)
+        own = ("--exec-id", uuid.uuid4().hex, "--fifo-dir", str(self.directory / "fifo"))
+        return self._ctr("-n", "k8s.io", "tasks", "exec", *own, container, *command)
 
     def stop(self, container: str) -> None:
         """SIGTERM; SIGKILL after 30 s."""

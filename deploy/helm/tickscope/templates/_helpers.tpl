@@ -29,9 +29,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* To load BPF programs and attach uprobes; by kernel. */}}
 {{- define "tickscope.capabilities.bpf" -}}
 - BPF
-{{- if semverCompare ">=6.6" .Values.kernel }}
 - PERFMON
-{{- else }}
+{{- if semverCompare "<6.6" .Values.kernel }}
 - SYS_ADMIN
 {{- end }}
 {{- if semverCompare "<5.11" .Values.kernel }}
