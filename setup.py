@@ -48,6 +48,7 @@ setup(
             "pyte>=0.8.1,<0.9",
             "hypothesis>=6,<7",
             "jsonschema>=4.18,<5",
+            "kubernetes-validate>=1.37,<2",
             "ruff>=0.9,<1",
             "mypy>=1.14,<3",
             "setuptools>=68",

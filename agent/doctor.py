@@ -42,17 +42,7 @@ def _read(path: str) -> str:
 
 
 def root() -> Check:
-    missing = [
-        name
-        for name, bit in (
-            ("CAP_SYS_ADMIN", 21),
-            ("CAP_SYS_PTRACE", 19),
-            ("CAP_PERFMON", 38),
-            ("CAP_BPF", 39),
-            ("CAP_SETUID", 7),
-        )
-        if not privilege.effective_capabilities() >> bit & 1
-    ]
+    missing = privilege.missing_capabilities()
     if os.geteuid() != 0:
         return Check(
             "root",

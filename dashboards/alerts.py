@@ -391,6 +391,10 @@ def text(rules: dict[str, Any]) -> str:
 #: What is written, by file.
 FILES = {"alerts.yaml": alerts, "rules.yaml": recordings}
 
+#: Where they are written. A Helm chart reads only files of its own.
+FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "deploy/helm/tickscope/files")
+
 if __name__ == "__main__":
     for name, made in FILES.items():
-        Path(__file__).with_name(name).write_text(text(made()))
+        for folder in FOLDERS:
+            (folder / name).write_text(text(made()))

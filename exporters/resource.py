@@ -6,7 +6,8 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote
+
+from agent.common.host import resource_attributes
 
 
 def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -32,10 +33,7 @@ def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[
         "os.description": release.get("PRETTY_NAME", ""),
     }
     out.update(given)
-    for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
-        key, found, value = pair.partition("=")
-        if found:
-            out[key.strip()] = unquote(value.strip())
+    out.update(resource_attributes(env))
     out.setdefault("service.instance.id", out["host.name"])
     if env.get("OTEL_SERVICE_NAME", "").strip():
         out["service.name"] = env["OTEL_SERVICE_NAME"].strip()

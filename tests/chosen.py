@@ -21,6 +21,8 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/package/test_debian.py::test_a_host_with_an_installation_by_run_sh_is_refused": None,
     "tests/package/test_debian.py::test_from_installation_to_purge": None,
     "tests/package/test_debian.py::test_two_builds_are_equal": None,
+    # an image and its pods: 5 minutes
+    "tests/package/test_kubernetes.py::test_a_stall_in_another_pod_is_found": None,
     # one build of each Go matrix
     "tests/kernel/test_limiter.py::test_allow_in_every_kind_of_binary": "piestripped",
     "tests/kernel/test_limiter.py::test_a_reservation_that_is_given_back_at_once_is_refused": "2018",
@@ -79,7 +81,7 @@ ONLY_ALL: dict[str, str | None] = {
 }
 #: They judge the whole host, or who gets a processor: nothing runs beside them.
 ALONE = (
-    "tests/package/test_debian.py",  # an agent in a container that observes the whole host
+    "tests/package/*.py",  # an agent in a container that observes the whole host
     "tests/system/test_crowding_out.py",
     "tests/kernel/test_profiles.py",
     "tests/kernel/test_cpu_wait.py",

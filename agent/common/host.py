@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -11,4 +13,13 @@ def boot_id() -> str:
 
 
 def name() -> str:
-    return socket.gethostname()
+    """``host.name`` of OTEL_RESOURCE_ATTRIBUTES, by which a pod knows its node's name; else the kernel's."""
+    return resource_attributes(os.environ).get("host.name") or socket.gethostname()
+
+
+def resource_attributes(env: Mapping[str, str]) -> dict[str, str]:
+    """Of OTEL_RESOURCE_ATTRIBUTES, a list of ``key=value`` with percent-encoded values."""
+    from urllib.parse import unquote
+
+    pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    return {key.strip(): unquote(value.strip()) for key, found, value in pairs if found}

@@ -83,7 +83,7 @@ def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 #: For other processes' files: ptrace access and directory search; checkpoint for /proc/PID/map_files.
 NEEDED_BY_LINKS = (privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH, privilege.CAP_CHECKPOINT_RESTORE)
 #: The uprobe PMU requires CAP_SYS_ADMIN (kernels since CVE-2025-38466). It is kept only if there are no uprobe_multi
-#: links.
+#: links, and if it is there: a container on a newer kernel does without it (deploy/helm).
 NEEDED_BY_PERF = (privilege.CAP_SYS_ADMIN, *NEEDED_BY_LINKS)
 
 #: System calls that it may make from then on.
@@ -102,7 +102,8 @@ def serve(sock: socket.socket, parent: int) -> None:
     if not message:
         return
     (uid, gid), settings = BEGIN.unpack_from(message), message[BEGIN.size :]
-    privilege.drop(uid, gid, NEEDED_BY_PERF)
+    may_perf = privilege.effective_capabilities() >> privilege.CAP_SYS_ADMIN & 1
+    privilege.drop(uid, gid, NEEDED_BY_PERF if may_perf else NEEDED_BY_LINKS)
     privilege.die_with_parent(parent)
     privilege.allow_only(_CALLS)
     while True:

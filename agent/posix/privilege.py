@@ -21,6 +21,7 @@ from agent.arch import host
 
 USER = "tickscope"
 CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE = 2, 19, 21, 38, 39, 40
+CAP_SETUID = 7
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NAME, _PR_SET_SECCOMP = 1, 4, 8, 15, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _CAPSET_V3 = 0x20080522
@@ -49,6 +50,17 @@ def effective_capabilities() -> int:
         return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
 
 
+def missing_capabilities() -> list[str]:
+    """What this process lacks to load programs, to have a helper, and to change its user. CAP_SYS_ADMIN includes
+    CAP_BPF and CAP_PERFMON; these two are enough where uprobes are attached by links (kernel 6.6).
+    """
+    held = effective_capabilities()
+    needed = {"CAP_SYS_PTRACE": CAP_SYS_PTRACE, "CAP_SETUID": CAP_SETUID}
+    if not held >> CAP_SYS_ADMIN & 1:
+        needed |= {"CAP_BPF": CAP_BPF, "CAP_PERFMON": CAP_PERFMON}
+    return [name for name, bit in needed.items() if not held >> bit & 1]
+
+
 def require_root(command: str = "sudo tickscope run") -> None:
     """Raises AgentError (exit code 5) unless this process can load programs and change its user."""
     from agent.errors import PRIVILEGE, AgentError
@@ -60,16 +72,11 @@ def require_root(command: str = "sudo tickscope run") -> None:
             remedy=command,
             exit_code=PRIVILEGE,
         )
-    missing = [
-        name
-        for name, bit in (("CAP_SYS_ADMIN", CAP_SYS_ADMIN), ("CAP_SETUID", 7))
-        if not effective_capabilities() >> bit & 1
-    ]
-    if missing:
+    if missing := missing_capabilities():
         raise AgentError(
             f"root lacks {', '.join(missing)} here",
             why="a container or service manager took it away",
-            remedy="run with --privileged, or as the service of deploy/tickscope.service",
+            remedy="run as the service of deploy/tickscope.service, by the chart in deploy/helm, or with --privileged",
             exit_code=PRIVILEGE,
         )
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.common import process_cgroup
+
 #: How many levels of a path are read, from the innermost: any of them may have a limit.
 LEVELS = 6
 
@@ -71,6 +73,14 @@ def read(path: str, most: int = 4096) -> str:
         return ""
     finally:
         os.close(fd)
+
+
+def of_process(pid: int) -> str:
+    """The text of its /proc/PID/cgroup (agent/common/process_cgroup.py); empty if it cannot be read."""
+    try:
+        return process_cgroup.read(pid).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 @dataclass

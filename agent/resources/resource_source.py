@@ -157,7 +157,7 @@ class Resources(Pending):
         self._near &= self.watched.keys()
         for key, one in list(self.watched.items()):
             # before the stat file: version 1 gives no cgroup of an ended process
-            cgroup = cgroups.read(f"/proc/{one.pid}/cgroup")
+            cgroup = cgroups.of_process(one.pid)
             now = process_stat.stat(one.pid)
             gone = not process_stat.is_it(now, one.start_ns)
             rows += self._withheld(one, now, gone)
@@ -177,7 +177,7 @@ class Resources(Pending):
         wanted: dict[str, str] = {}
         for one in self.watched.values():
             if one.faults < 0:
-                self._moves(one, cgroups.read(f"/proc/{one.pid}/cgroup"))
+                self._moves(one, cgroups.of_process(one.pid))
             wanted.update(dict.fromkeys(one.cpu, "cpu"))
             for place in one.memory:
                 wanted[place] = "both" if place in wanted and wanted[place] != "memory" else "memory"

@@ -11,6 +11,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common import process_cgroup
 from agent.common.fairness import UpperBound
 from agent.common.recent import Recent
 from agent.common.runtimes import RUNTIME_FILES
@@ -172,15 +173,9 @@ class Containers:
     def _from_proc(self, pid: int) -> ProcessPlace | None:
         """Of a process now; nowhere if it has ended, None while the helper is busy."""
         try:
-            fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY)
+            text = process_cgroup.read(pid)
         except OSError:
             return NOWHERE
-        try:
-            text = os.read(fd, 8192)
-        except OSError:
-            return NOWHERE
-        finally:
-            os.close(fd)
         try:
             return self._found(cgroups_of(text))
         except OSError:

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: The settings with their defaults, and the JSON Schema of such a file.
 SETTINGS, SCHEMA = ROOT / "deploy" / "tickscope.yaml", ROOT / "docs" / "settings.schema.json"
+#: The JSON Schema of the chart's values: written by hand, but for the settings in it.
+VALUES = ROOT / "deploy" / "helm" / "tickscope" / "values.schema.json"
 
 
 def pages() -> list[Path]:

@@ -4,12 +4,13 @@ fails where they are stale.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.config_example import example, schema_text
-from tests.docs import SCHEMA, SETTINGS, pages
+from agent.config_example import example, schema, schema_text
+from tests.docs import SCHEMA, SETTINGS, VALUES, pages
 from tests.docs.made import BLOCKS
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
@@ -18,6 +19,13 @@ BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!--
 def current(text: str) -> str:
     """A page with its blocks made anew. Raises KeyError for a block that nothing makes."""
     return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[4]}", text)
+
+
+def with_settings(text: str) -> str:
+    """A schema of the chart's values, with that of the settings made anew."""
+    document = json.loads(text)
+    document["properties"]["settings"] = {name: value for name, value in schema().items() if name != "$schema"}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def renew(file: Path, make: Callable[[str], str]) -> None:
@@ -31,5 +39,6 @@ def renew(file: Path, make: Callable[[str], str]) -> None:
 if __name__ == "__main__":
     renew(SETTINGS, lambda _: example())
     renew(SCHEMA, lambda _: schema_text())
+    renew(VALUES, with_settings)
     for page in pages():
         renew(page, current)

@@ -29,7 +29,7 @@ def go_minor() -> int:
     return int(match[1]) if match else 99
 
 
-def _toolchain(version: str) -> str:
+def go_of(version: str) -> str:
     """The go command of a release, from the module proxy. Not by GOTOOLCHAIN, which Go before 1.21 (Debian 12's) does
     not know.
     """
@@ -72,7 +72,7 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
     """Builds from the module proxy, else offline from Debian's package; what went wrong, or an empty text."""
     args = (_ARGS | _CGO).get(kind, [])
     env = os.environ | {"CGO_ENABLED": str(int(kind in _CGO))}
-    go = _toolchain(toolchain) if toolchain else "go"
+    go = go_of(toolchain) if toolchain else "go"
     if toolchain:
         env |= {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOENV": "off"}
     old = ["-modfile=old.mod"] if program == "limits" and (toolchain or go_minor() < 26) else []

@@ -10,10 +10,12 @@ import json
 import os
 import subprocess
 import tarfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.service.place import cgroups_of, container_of
 from tests.patience import until
 from tests.releases import unpacked
 from tests.servers.process import ServerProcess
@@ -36,17 +38,33 @@ PAUSE = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
 Message = Sequence[tuple[int, Any]]
 
 
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
 def encoded(message: Message) -> bytes:
     """A protobuf message of (number of a field, value): a text, a number or a message."""
     out = bytearray()
     for number, value in message:
         if isinstance(value, int):
-            out += bytes([number << 3, value])
+            out += _varint(number << 3) + _varint(value)
         else:
             data = value.encode() if isinstance(value, str) else encoded(value)
-            size = bytes([len(data)]) if len(data) < 128 else bytes([len(data) & 127 | 128, len(data) >> 7])
-            out += bytes([number << 3 | 2]) + size + data
+            out += _varint(number << 3 | 2) + _varint(len(data)) + data
     return bytes(out)
+
+
+def pid_in(container_id: str) -> int:
+    """Its process, by the same line that the agent reads."""
+    for entry in Path("/proc").glob("[0-9]*/cgroup"):
+        with contextlib.suppress(OSError):  # it has ended
+            if container_of(cgroups_of(entry.read_bytes()))[0].decode() == container_id:
+                return int(entry.parent.name)
+    raise AssertionError(f"no process in {container_id}")
 
 
 class Containerd(ServerProcess):
@@ -63,7 +81,11 @@ class Containerd(ServerProcess):
         self.run(["containerd", "-c", str(directory / "config.toml")], env=self._env)
         until(lambda: self._ctr("version").returncode == 0, 20)
         for image, more in (("localhost/pause:1", {}), ("localhost/shop:1.4", forged)):
-            self._ctr("-n", "k8s.io", "images", "import", str(self._image(image, more)), check=True)
+            self.load(self._image(image, more))
+
+    def load(self, archive: Path) -> None:
+        """Takes an image, as Docker saves it."""
+        self._ctr("-n", "k8s.io", "images", "import", "--snapshotter", "native", str(archive), check=True)
 
     def end(self) -> None:
         for pod in self._pods:
@@ -85,21 +107,34 @@ class Containerd(ServerProcess):
             *((7, one) for one in self._forged),
             (8, [(1, parent), (2, security)]),
         ]
+        annotations = [(10, one) for one in self._forged]
+        config = [(1, [(1, container)]), (2, [(1, "localhost/shop:1.4")]), (3, "/pause"), *annotations, (11, "log")]
+        return self.start(pod, config, parent)
+
+    def start(self, pod: Message, container: Message, parent: str) -> tuple[str, str]:
+        """As ``pod``, from CRI's PodSandboxConfig and ContainerConfig (runtime/v1/api.proto)."""
         sandbox = self._call("RunPodSandbox", [(1, pod)])
         self._pods.append(sandbox)
         self._parents.add(parent)
-        annotations = [(10, one) for one in self._forged]
-        config = [(1, [(1, container)]), (2, [(1, "localhost/shop:1.4")]), (3, "/pause"), *annotations, (11, "log")]
-        made = self._call("CreateContainer", [(1, sandbox), (2, config), (3, pod)])
+        made = self._call("CreateContainer", [(1, sandbox), (2, container), (3, pod)])
         self._call("StartContainer", [(1, made)])
         return sandbox, made
+
+    def execute(self, container: str, *command: str) -> subprocess.CompletedProcess[bytes]:
+        """Runs a command in a container, as a kubelet's probe or kubectl exec does it."""
+        own = ("--exec-id", uuid.uuid4().hex, "--fifo-dir", str(self.directory / "fifo"))
+        return self._ctr("-n", "k8s.io", "tasks", "exec", *own, container, *command)
+
+    def stop(self, container: str) -> None:
+        """SIGTERM; SIGKILL after 30 s."""
+        self._call("StopContainer", [(1, container), (2, 30)])
 
     def _call(self, name: str, message: Message) -> str:
         """The first field of the answer: an id, or nothing."""
         import grpc
 
         with grpc.insecure_channel(f"unix://{self.directory}/socket") as channel:
-            answer: bytes = channel.unary_unary(f"/runtime.v1.RuntimeService/{name}")(encoded(message), timeout=30)
+            answer: bytes = channel.unary_unary(f"/runtime.v1.RuntimeService/{name}")(encoded(message), timeout=90)
         return answer[2:66].decode()
 
     def _ctr(self, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[bytes]:

@@ -15,8 +15,7 @@ from agent.kernel import opening
 from agent.kernel.helper_client import start
 from agent.posix.child import fork
 from agent.service.containers import Containers
-from agent.service.place import cgroups_of, container_of
-from tests.servers.containerd import Containerd
+from tests.servers.containerd import Containerd, pid_in
 
 NOBODY = 65534
 FORGED = {
@@ -32,14 +31,6 @@ def containerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
         files = (RuntimeFile("containerd", str(one.tasks)), *RUNTIME_FILES[1:])
         monkeypatch.setattr(opening, "RUNTIME_FILES", files)
         yield one
-
-
-def pid_in(container_id: str) -> int:
-    """Its process, by the same line that the agent reads."""
-    for entry in Path("/proc").glob("[0-9]*/cgroup"):
-        if container_of(cgroups_of(entry.read_bytes()))[0].decode() == container_id:
-            return int(entry.parent.name)
-    raise AssertionError(f"no process in {container_id}")
 
 
 def test_each_process_is_in_its_own_pod_whatever_its_author_says(containerd: Containerd) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.package.chart import capabilities
 from tests.patience import until
 from tests.system.agent import TICKSCOPE, Agent
 
@@ -90,9 +91,21 @@ def test_not_root_is_reported_so() -> None:
 
 
 def test_a_missing_capability_is_reported(start: Callable[..., Agent]) -> None:
-    agent = start(wrap=("setpriv", "--bounding-set=-sys_admin"))
+    agent = start(wrap=("setpriv", "--bounding-set=-sys_admin,-bpf"))
     assert agent.process.wait(30) == 5
-    assert "CAP_SYS_ADMIN" in agent.log()
+    assert "CAP_BPF" in agent.log()
+
+
+def test_the_capabilities_of_the_chart_are_enough(start: Callable[..., Agent], shared: Agent) -> None:
+    """tests/package has the whole chart, in a pod."""
+    listed = {*capabilities(), "BPF", "PERFMON"}
+    listed |= {"SYS_ADMIN"} if KERNEL < (6, 6) else set()
+    listed |= {"SYS_RESOURCE"} if KERNEL < (5, 11) else set()
+    bounds = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(listed))])
+    agent = start(wrap=("setpriv", f"--bounding-set={bounds}", "--no-new-privs")).ready()
+    held(agent)
+    states, usual = ({p["probe"]: p["state"] for p in one.status()["probes"]} for one in (agent, shared))
+    assert states == usual
 
 
 def test_everything_ends_with_the_agent(start: Callable[..., Agent]) -> None:

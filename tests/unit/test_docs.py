@@ -27,8 +27,8 @@ from agent.correlate.catalogue import causes, symptoms
 from agent.limiters import decision
 from agent.store.hot import HotStore
 from agent.tables import TABLES
-from tests.docs import ROOT, SCHEMA, SETTINGS, made, pages
-from tests.docs.__main__ import BLOCK, current
+from tests.docs import ROOT, SCHEMA, SETTINGS, VALUES, made, pages
+from tests.docs.__main__ import BLOCK, current, with_settings
 from tests.docs.lines import arguments, programs, written
 from tests.docs.session import BLOCK as RAN
 from tests.unit.correlate_scenarios import broker_slow, run
@@ -52,6 +52,7 @@ def test_what_is_made_from_the_code_is_current(page: str) -> None:
 def test_the_file_of_settings_is_made_of_the_declarations() -> None:
     assert SETTINGS.read_text() == example(), "run: python -m tests.docs"
     assert SCHEMA.read_text() == schema_text(), "run: python -m tests.docs"
+    assert VALUES.read_text() == with_settings(VALUES.read_text()), "run: python -m tests.docs"
 
 
 def test_everything_that_can_be_made_is_somewhere() -> None:

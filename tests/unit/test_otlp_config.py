@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from agent.common import host
 from agent.common.settings import read
 from agent.errors import USAGE, AgentError
 from exporters.otlp_settings import OtlpSettings, read_otlp, with_otel
@@ -116,6 +117,14 @@ def test_the_environment_completes_the_resource() -> None:
         "b-1",
         "linux",
     )
+
+
+def test_a_pod_has_the_name_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows and findings, too."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=node%2D7,host.name=node%2D7")
+    assert host.name() == "node-7"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.node.name=node-7,host.name=")
+    assert host.name() == socket.gethostname()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239). It
 disciplines the clock through the kernel's loop (ADJ_OFFSET with maxerror 0; timesyncd-manager.c). So the kernel's
-pending offset, frequency and maximum error are timesyncd's estimate.
+pending offset, frequency and maximum error are timesyncd's estimate. A container does not see that file: there the
+kernel's state decides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from agent.clock import sample, timex
 from agent.clock.daemons.report import DaemonReport
 
 STAMP = "/run/systemd/timesync/synchronized"
+#: There where systemd runs (sd_booted(3)).
+SYSTEMD = "/run/systemd/system"
 
 
 def read_state() -> DaemonReport:
@@ -22,13 +25,14 @@ def read_state() -> DaemonReport:
         updated = os.stat(STAMP).st_mtime_ns
     except FileNotFoundError:
         updated = 0
-    synchronised = bool(updated) and not state.status & timex.STA_UNSYNC
+    visible = os.path.isdir(SYSTEMD)
+    synchronised = (bool(updated) or not visible) and not state.status & timex.STA_UNSYNC
     leap = "insert" if state.status & timex.STA_INS else "delete" if state.status & timex.STA_DEL else "none"
     why = "timesyncd's server, stratum and root distance are only on D-Bus; offset and bound are the kernel's"
     if not synchronised:
         why = (
             "the kernel calls its clock unsynchronised"
-            if updated
+            if updated or not visible
             else "timesyncd has reached no server since it started"
         )
     return DaemonReport(
