@@ -825,7 +825,7 @@ METRICS: tuple[Metric, ...] = (
                 "otlp.unsampled",
                 "{row}",
                 "counter",
-                "Rows not exported as spans: unsampled decisions, and rows beyond otlp.max_spans_per_s.",
+                "Rows not exported as spans: unsampled decisions, fast operations, and rows beyond max_spans_per_s.",
             ),
             (
                 "notify.sent",

@@ -148,10 +148,10 @@ class StrictReceiver:
                     kept.append(item)
 
     def _check_span(self, span: Span) -> None:
-        """Also against its parent, where that came before it."""
+        """Also against its parent, where that came before it; evidence of a finding may lie outside."""
         _check_span(span)
         parent = self._by_id.get((span.trace_id, span.parent_span_id))
-        if parent is not None:
+        if parent is not None and not parent.name.startswith("finding "):
             inside = (
                 parent.start_time_unix_nano
                 <= span.start_time_unix_nano

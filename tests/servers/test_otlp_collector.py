@@ -70,9 +70,10 @@ class Collector:
             for x in g["logRecords"]
         ]
 
-    def resource(self) -> dict[str, str]:
-        first = next(r for doc in self.lines() for r in doc.get("resourceSpans", []))
-        return {a["key"]: a["value"]["stringValue"] for a in first["resource"]["attributes"]}
+    def resources(self) -> list[dict[str, str]]:
+        """Of spans."""
+        found = [r["resource"]["attributes"] for doc in self.lines() for r in doc.get("resourceSpans", [])]
+        return [{a["key"]: str(next(iter(a["value"].values()))) for a in one} for one in found]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,12 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         for call in calls:
             assert decisions[call["parentSpanId"]]["traceId"] == call["traceId"]
             assert int(call["endTimeUnixNano"]) - int(call["startTimeUnixNano"]) == 11_000_003
-        assert collector.resource()["host.boot.id"] == BOOT_ID
+        assert {r["host.boot.id"] for r in collector.resources()} == {BOOT_ID}
+        services = {r["service.name"] for r in collector.resources()}
+        assert services == {"tickscope", "api", "curl", "chronyd"}
+        finding = next(s for s in spans if s["name"] == "finding clock_step")
+        evidence = [s for s in spans if s["name"] == "clock step"]
+        assert {(s["traceId"], s["parentSpanId"]) for s in evidence} == {(finding["traceId"], finding["spanId"])}
         rtt = collector.metrics("tickscope.tcp.rtt")[0]
         point = rtt["histogram"]["dataPoints"][0]
         counted = {
