@@ -22,10 +22,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from agent.common.fairness import UpperBound
 from agent.common.places import PLACES
 from agent.correlate.limiters import took
 from agent.tables import TABLES
+from exporters.fold import numbers
 from exporters.metric import Metric
 from exporters.queue_values import answered, stuck
 
@@ -72,6 +75,12 @@ _OBSERVED = {
     "page.dropped": ("tickscope.reason",),
 }
 _NTP_OFFSET = "How far the wall clock is behind, as the kernel (the rest of a slew) or a time daemon reports it."
+
+
+def _blocked(rows: np.ndarray) -> np.ndarray:
+    """What ``syscall_latency`` counts of a slow call, ns: with basis blocked, only the time asleep."""
+    only = rows["basis"] == TABLES["slow_syscall"].code("basis", "blocked")
+    return np.where(only, numbers(rows, "blocked_ns"), numbers(rows, "duration_ns"))
 
 
 def _counted(
@@ -189,6 +198,7 @@ METRICS: tuple[Metric, ...] = (
         coarse=True,
         detail=("comm",),
         hist=("sum_ns", "", "max_ns"),
+        single=("slow_syscall", _blocked),
     ),
     *_counted(
         "tickscope.syscall.errors",

@@ -183,7 +183,7 @@ class OtlpExporter(Stating, Owning):
 
         config, envelope = self._config, Envelope(self._resource)
         resources = ProcessResources(self._resource, self._place_of)
-        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall, resources)
+        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall, resources, self._metrics)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self._lanes = {
             s: Lane(s, sender, envelope.spans if s == "traces" else envelope.request)

@@ -18,6 +18,7 @@ import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from agent.common.sentence import ToWall, pieces, text_of
+from exporters.aggregate import MetricStore
 from exporters.links import Links
 from exporters.process_resource import ProcessResources
 from exporters.protobuf_pieces import AttributeCache, EncodedSpan, field, key_values
@@ -74,13 +75,16 @@ KINDS: dict[str, SpanKind] = {
 class SpanEncoder:
     """Serialised spans from rows. Has only bounded caches; used by one thread.
 
-    boot_id: makes ids of equal rows of different boots differ. findings, in the methods: the finding that each row is
+    boot_id: makes ids of equal rows of different boots differ. metrics: gets the spans as exemplars of the histograms
+    that count their rows. findings, in the methods: the finding that each row is
     evidence of (exporters/finding_evidence.py): its span is a child of the finding's, which comes later.
     """
 
-    def __init__(self, boot_id: str, to_wall: ToWall, resources: ProcessResources) -> None:
+    def __init__(
+        self, boot_id: str, to_wall: ToWall, resources: ProcessResources, metrics: MetricStore | None = None
+    ) -> None:
         self._seed = boot_id.encode()
-        self._to_wall, self._resources = to_wall, resources
+        self._to_wall, self._resources, self._metrics = to_wall, resources, metrics
         self._attribute, self._event_attribute = (
             AttributeCache(_ATTRIBUTES_FIELD),
             AttributeCache(_EVENT_ATTRIBUTES_FIELD),
@@ -245,6 +249,8 @@ class SpanEncoder:
                 if outcome[i] in kind.error[1]:
                     message.status.message = str((cells.get("sentence") or [None] * len(rows))[i] or "")
             out.append(message.SerializeToString() + attributes[i])
+        if self._metrics is not None:
+            self._metrics.exemplify(table, rows, [(trace, span) for trace, span, _ in ids], end)
         if "pid" in (rows.dtype.names or ()):
             for t_ns, pid, (trace, span, _) in zip(rows["t_ns"].tolist(), rows["pid"].tolist(), ids, strict=True):
                 self._links.event(table, t_ns, pid, (trace, span))

@@ -153,6 +153,11 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         }
         assert (rtt["unit"], counted) == ("s", {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS})
         assert point["count"] == str(3 * RTT_ROWS)
+        handshakes = {(s["traceId"], s["spanId"]) for s in spans if s["name"] == "tls handshake"}
+        histograms = [m["histogram"] for m in collector.metrics("tickscope.tls.handshake.duration")]
+        exemplars = [one for h in histograms for p in h["dataPoints"] for one in p.get("exemplars", [])]
+        assert {one["asDouble"] for one in exemplars} == {0.150000001}
+        assert {(one["traceId"], one["spanId"]) for one in exemplars} <= handshakes
         sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]
         assert [p["asInt"] for p in sums["dataPoints"]] == [str(RETRANSMITS), "0", "0", "0"]
         assert sums["isMonotonic"]

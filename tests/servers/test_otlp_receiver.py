@@ -77,6 +77,11 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
     until(lambda: len(receiver.spans) >= SPANS and len(receiver.metrics) > 0)
     sink.close()
     assert receiver.violations == []
+    handshakes = {(s.trace_id, s.span_id) for s in receiver.spans if s.name == "tls handshake"}
+    histograms = [m.histogram for m in receiver.metrics if m.name == "tickscope.tls.handshake.duration"]
+    exemplars = [one for h in histograms for point in h.data_points for one in point.exemplars]
+    assert {one.as_double for one in exemplars} == {0.150000001}
+    assert {(one.trace_id, one.span_id) for one in exemplars} <= handshakes
     names = [s.name for s in receiver.spans]
     assert len(names) == SPANS
     assert len({s.span_id for s in receiver.spans}) == SPANS
