@@ -61,6 +61,10 @@ class Collector:
             if m["name"] == name
         ]
 
+    def exemplars(self, name: str) -> list[dict[str, Any]]:
+        points = [p for m in self.metrics(name) for p in m["histogram"]["dataPoints"]]
+        return [one for p in points for one in p.get("exemplars", [])]
+
     def records(self) -> list[dict[str, Any]]:
         return [
             x
@@ -154,8 +158,8 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         assert (rtt["unit"], counted) == ("s", {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS})
         assert point["count"] == str(3 * RTT_ROWS)
         handshakes = {(s["traceId"], s["spanId"]) for s in spans if s["name"] == "tls handshake"}
-        histograms = [m["histogram"] for m in collector.metrics("tickscope.tls.handshake.duration")]
-        exemplars = [one for h in histograms for p in h["dataPoints"] for one in p.get("exemplars", [])]
+        until(lambda: bool(collector.exemplars("tickscope.tls.handshake.duration")))
+        exemplars = collector.exemplars("tickscope.tls.handshake.duration")
         assert {one["asDouble"] for one in exemplars} == {0.150000001}
         assert {(one["traceId"], one["spanId"]) for one in exemplars} <= handshakes
         sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]

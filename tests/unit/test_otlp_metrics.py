@@ -879,3 +879,11 @@ def test_a_span_whose_row_no_series_counts_is_no_exemplar() -> None:
     rows = make("slow_syscall", 1, t_ns=_S, syscall=b"fsync", kind=0, basis=2, blocked_ns=9).rows
     SpanEncoder("boot", lambda t: t, ProcessResources({}), store).roots("slow_syscall", rows)
     assert [s for _, series in store.collect() for s in series if s.exemplars] == []
+
+
+@pytest.mark.parametrize(("per_s", "schema", "error"), [(10**9, 0, 0.074), (10**6, 0, 0.049), (10**9, 5, 0.0062)])
+def test_exponential_schemas_have_no_bounds_of_ours(per_s: int, schema: int, error: float) -> None:
+    """The numbers of docs/metrics.md, "Native histograms"."""
+    exponent = np.log2(2.0 ** np.arange(10, 40) / per_s)
+    nearest = np.round(exponent * 2**schema) / 2**schema
+    assert np.abs(2 ** (exponent - nearest) - 1) == pytest.approx(error, abs=0.0005)
