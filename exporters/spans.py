@@ -76,8 +76,8 @@ class SpanEncoder:
     """Serialised spans from rows. Has only bounded caches; used by one thread.
 
     boot_id: makes ids of equal rows of different boots differ. metrics: gets the spans as exemplars of the histograms
-    that count their rows. findings, in the methods: the finding that each row is
-    evidence of (exporters/finding_evidence.py): its span is a child of the finding's, which comes later.
+    that count their rows. findings, in the methods: the finding that each row is evidence of
+    (exporters/finding_evidence.py); its span is a child of the finding's, which comes later.
     """
 
     def __init__(

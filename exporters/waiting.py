@@ -157,17 +157,12 @@ class Waiting:
             )
             self._pop("tcp_rtt", oldest - RTT_HOLD_S, 1 << 30)
             until = now if everything and not waiting else oldest - CHILD_HOLD_S
-            alone = [(t, self._pop(t, until, MAX_ROWS)) for t in _ALONE]
+            alone = [(t, *self._pop_alone(t, until)) for t in _ALONE]
             findings = self._sorted_out(self._pop("finding", now, MAX_ROWS))
             ids = [(table, bytes(its_id)) for its_id in findings["finding_id"] for table in BESIDE_TABLES]
             details = {key: self._beside.pop(key) for key in ids if key in self._beside}
-        for table, rows in alone:
-            of = self._findings(table, rows)
-            kept = self._notable(table, rows) | (of != b"")
-            self.unsampled += int((~kept).sum())
-            spans += encoder.roots(table, rows[kept], of[kept])
-            with self._lock:
-                self._evidence.joined(of)
+        for table, rows, of in alone:
+            spans += encoder.roots(table, rows, of)
         return spans + encoder.findings(findings, details)
 
     def changed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -327,6 +322,17 @@ class Waiting:
             self._plain_bytes -= rows.nbytes if table == _PLAIN else 0
             out.append((at, rows))
         return _joined(out) if out else np.empty(0, TABLES["limiter_decision" if table == _PLAIN else table].dtype)
+
+    def _pop_alone(self, table: str, until: float) -> tuple[np.ndarray, np.ndarray]:
+        """The next rows that arrived until then and become spans, at most MAX_ROWS; the finding of each, or empty."""
+        while True:
+            rows = self._pop(table, until, MAX_ROWS)
+            of = self._evidence.findings(table, rows)
+            kept = self._notable(table, rows) | (of != b"")
+            self.unsampled += int((~kept).sum())
+            if kept.any() or not len(rows):
+                self._evidence.joined(of)
+                return rows[kept], of[kept]
 
     def _put_back(self, table: str, pieces: list[_Piece], used: list[int]) -> None:
         """Holds rows again, without the used ones (indices into all pieces joined)."""
