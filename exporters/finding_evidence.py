@@ -9,6 +9,7 @@ import numpy as np
 
 from agent.columns import Column
 from agent.common.address import peer_of
+from agent.common.fairness import UpperBound
 from agent.common.recent import Recent
 from agent.tables import TABLES
 
@@ -17,6 +18,16 @@ _FINDINGS, _MOST_SPANS = 64, 128
 #: An open finding goes on, and its evidence comes when it changes. Its times are whole seconds.
 _SLACK_NS = 2_000_000_000
 _ID = TABLES["evidence"].by_name["finding_id"].dtype
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "metrics",
+        "spans of evidence in the trace of one finding",
+        _MOST_SPANS,
+        "further operations have traces of their own, if they are slow or failed",
+        "-",
+    ),
+)
 _AGAINST = TABLES["evidence"].code("role", "against")
 
 
