@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from agent.common.fairness import UpperBound
 from agent.common.recent import Recent
 from agent.tables import TABLES
 
-#: Findings whose evidence is kept, and spans of one that join its trace.
-_FINDINGS, _MOST_SPANS = 64, 128
+#: Findings whose evidence is kept, and spans of one table that join the trace of one finding.
+_FINDINGS, _MOST_SPANS = 64, 64
 #: An open finding goes on, and its evidence comes when it changes. Its times are whole seconds.
 _SLACK_NS = 2_000_000_000
 _ID = TABLES["evidence"].by_name["finding_id"].dtype
@@ -22,7 +23,7 @@ _ID = TABLES["evidence"].by_name["finding_id"].dtype
 BOUNDS = (
     UpperBound(
         "metrics",
-        "spans of evidence in the trace of one finding",
+        "spans of evidence of one kind in the trace of one finding",
         _MOST_SPANS,
         "further operations have traces of their own, if they are slow or failed",
         "-",
@@ -45,36 +46,36 @@ class FindingEvidence:
 
     def __init__(self) -> None:
         self._pieces: Recent[bytes, list[_Piece]] = Recent(_FINDINGS)
-        self._spans: Recent[bytes, int] = Recent(_FINDINGS)
+        self._spans: Recent[bytes, Counter[str]] = Recent(_FINDINGS)  # by table
 
     def put(self, rows: np.ndarray) -> None:
         """All evidence of one finding as it is now, in place of what was known before."""
         pieces = [_piece(row) for row in rows if row["role"] != _AGAINST]
         finding_id = bytes(rows["finding_id"][0])
         self._pieces[finding_id] = [one for one in pieces if one is not None]
-        self._spans[finding_id] = self._spans.get(finding_id, 0)
+        self._spans[finding_id] = self._spans.get(finding_id, Counter())
 
     def findings(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The id of the finding that each row is evidence of, the newest if there are several; empty if there is none,
-        or if the finding's trace has no room for more. Shape (n,) S32.
+        or if the finding's trace has no room for more of the table. Shape (n,) S32.
         """
         found = np.zeros(len(rows), _ID)
         if not len(rows):
             return found
         first, last = rows["t_ns"].min(), rows["t_ns"].max()
         for finding_id, pieces in self._pieces.items():
-            wanted = np.zeros(len(rows), np.bool_)
-            for one in pieces if self._spans[finding_id] < _MOST_SPANS else ():
+            room, wanted = _MOST_SPANS - self._spans[finding_id][table], np.zeros(len(rows), np.bool_)
+            for one in pieces if room > 0 else ():
                 if one.table == table and one.from_ns <= last and one.to_ns >= first:
                     wanted |= _matching(rows, one)
-            found[np.flatnonzero(wanted)[: _MOST_SPANS - self._spans[finding_id]]] = finding_id
+            found[np.flatnonzero(wanted)[: max(room, 0)]] = finding_id
         return found
 
-    def joined(self, findings: np.ndarray) -> None:
-        """Counts spans that go out in the traces of these findings."""
+    def joined(self, table: str, findings: np.ndarray) -> None:
+        """Counts spans of a table that go out in the traces of these findings."""
         for finding_id, count in zip(*np.unique(findings[findings != b""], return_counts=True), strict=True):
             if finding_id in self._spans:
-                self._spans[finding_id] += int(count)
+                self._spans[finding_id][table] += int(count)
 
 
 def _piece(row: np.void) -> _Piece | None:

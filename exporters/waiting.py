@@ -44,9 +44,9 @@ _JUMP_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("step
 _ROUTINE_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("slew", "frequency"))
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ERROR = TABLES["limiter_decision"].code("result", "error")
-#: How long after its arrival a decision waits for later children, and a possible child for its decision.
-HOLD_S = 0.5
-CHILD_HOLD_S = 2.0
+#: How long after its arrival a decision waits for later children, and a possible child for its decision. Both wait for
+#: a finding that names them, too: the correlator judges whole seconds, 0.3 s later.
+HOLD_S = CHILD_HOLD_S = 2.0
 #: RTT rows describe an interval, so the one for a decision may be some seconds older.
 RTT_HOLD_S = 10.0
 #: Burst of spans of one table, in seconds of max_spans_per_s.
@@ -144,7 +144,7 @@ class Waiting:
             of = np.where(chance == 1, self._findings("limiter_decision", decisions), b"")
             spans += encoder.decisions(decisions, pairs, beside, chance, of)
             with self._lock:
-                self._evidence.joined(of)
+                self._evidence.joined("limiter_decision", of)
                 for table in _CHILDREN:
                     self._put_back(table, held.get(table, []), [row for _, t, row in pairs if t == table])
         with self._lock:
@@ -331,7 +331,7 @@ class Waiting:
             kept = self._notable(table, rows) | (of != b"")
             self.unsampled += int((~kept).sum())
             if kept.any() or not len(rows):
-                self._evidence.joined(of)
+                self._evidence.joined(table, of)
                 return rows[kept], of[kept]
 
     def _put_back(self, table: str, pieces: list[_Piece], used: list[int]) -> None:

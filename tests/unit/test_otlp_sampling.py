@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.batch import Batch, make
 from agent.common.address import peer_of
+from agent.correlate.correlator import Correlator
+from agent.correlate.thresholds import CorrelatorConfig
 from agent.tables import TABLES
 from exporters.otlp_settings import read_otlp
 from exporters.sampling import randomness, threshold, tracestate
-from exporters.waiting import Waiting
+from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
+from tests.unit.correlate_scenarios import T0, UNTIL, Host, broker_slow, clock_step, config, syscall, tls
 from tests.unit.test_otlp_spans import attributes_of, encoder_of, span_of
 
 _S, _WALL = 10**9, 1_700_000_000 * 10**9
@@ -151,8 +155,8 @@ def test_a_findings_trace_is_bounded_and_no_links_lead_into_it() -> None:
     for batch in (evidence, *(_decisions(100, t_ns=_S + n * _S // 5) for n in range(5))):
         backlog.put(batch, 0.0)
     spans = [span_of(raw) for raw in backlog.take(encoder, 9.0, everything=True)]
-    assert len(spans) == 128
-    assert backlog.unsampled == 500 - 128
+    assert len(spans) == 64
+    assert backlog.unsampled == 500 - 64
     closed = make("finding", 1, t_ns=3 * _S, finding_id=b"f1", state=TABLES["finding"].code("state", "closed"))
     backlog.put(closed, 0.0)
     root = span_of(backlog.take(encoder, 9.0, everything=True)[0])
@@ -231,3 +235,41 @@ def test_malformed_trace_ids_are_no_randomness() -> None:
     assert bits[3] == bits[4] == 0x23456789ABCDEF
     assert len(set(bits)) == 4
     assert max(bits) < 1 << 56
+
+
+@pytest.mark.parametrize(
+    ("scenario", "name"),
+    [
+        (broker_slow, "decision"),
+        (tls, "decision"),
+        (syscall, "decision"),
+        (clock_step, "clock step"),
+        (config, "decision"),
+    ],
+)
+def test_the_trace_of_a_real_finding_has_the_operations_that_it_is_about(
+    scenario: Callable[[], Host], name: str
+) -> None:
+    """The correlator judges what the exporter gets, in the order in which the agent hands it on."""
+    backlog, encoder, correlator, host = _backlog(sample=0), encoder_of(), Correlator(CorrelatorConfig()), scenario()
+    spans: list[Span] = []
+    for second in range(T0 // _S, T0 // _S + UNTIL + 60):
+        for made in host.made:
+            rows = made.rows[made.rows["t_ns"] // _S == second]
+            if len(rows):
+                correlator.feed(Batch(made.table, rows))
+                if made.table in SPAN_TABLES:
+                    backlog.put(Batch(made.table, rows), float(second + 1))
+        # 0.3 s behind the clock: the second that has just ended is judged at the next beat
+        for found in correlator.advance((second + 1) * _S - 1):
+            if found.table in SPAN_TABLES | BESIDE_TABLES:
+                backlog.put(found, second + 1.3)
+        spans += [span_of(raw) for raw in backlog.take(encoder, second + 2.0, everything=False)]
+    while more := backlog.take(encoder, float(second + 60), everything=True):
+        spans += [span_of(raw) for raw in more]
+    (root,) = [span for span in spans if span.name.startswith("finding ")]
+    own = [span for span in spans if span.trace_id == root.trace_id and span is not root]
+    assert any(span.name.startswith(name) for span in own)
+    assert len(own) <= 2 * 64
+    others = {span.trace_id for span in spans} - {root.trace_id}
+    assert {link.trace_id for link in root.links} <= others
