@@ -260,6 +260,7 @@ def _assemble(
     from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
+    from agent.service.containers import Containers
     from agent.service.finding_log import FindingLog
     from agent.service.hours_store import HoursStore
     from agent.service.loop import Loop
@@ -306,15 +307,15 @@ def _assemble(
         Bounds("intake", intake.state, intake_room.REASONS),
         Bounds("control", server.counts, control.REASONS),
     ]
-    exports = start_exports(config.page, config.otlp, boot, history)
-    loop = Loop(sources, store, correlator, exports.sinks)
+    containers = Containers(helper.cgroup_path, helper.runtime_file)
+    containers.node = describe(boot, os.environ, version.VERSION, config.otlp.resource).get("k8s.node.name", "")
+    exports = start_exports(config.page, config.otlp, boot, history, containers.known)
+    loop = Loop(sources, store, correlator, exports.sinks, containers)
     loop.add(Unevaluated(loop.unevaluated))
     loop.add(HoursStore(correlator, store_fd, boot, store.later))
-    loop.containers.look_up, loop.containers.open_file = helper.cgroup_path, helper.runtime_file
-    loop.containers.node = describe(boot, os.environ, version.VERSION, config.otlp.resource).get("k8s.node.name", "")
-    loop.add(loop.containers)
+    loop.add(containers)
     loop.removed.append(kernel.unsubscribe)
-    kernel.subscribe("exec_events", loop.containers.on_exec)
+    kernel.subscribe("exec_events", containers.on_exec)
     loop.closing += [exports.page] if exports.page else []
     loop.failures.update(exports.missing)
     if hiding := proc.hidden():

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from exporters import fold
-from exporters.fold import Attributes, MetricSeries, Totals
+from exporters.fold import Attributes, MetricSeries, SentSpans, Totals
 from exporters.metric import Metric
 from exporters.metrics import MAX_SERIES, registry
 from exporters.page_settings import MAX_SAMPLES
@@ -30,6 +30,8 @@ GAUGE_TTL_NS = 300 * 10**9
 #: A counter or histogram whose last row is this much older than the newest of its table is removed if room is needed.
 SERIES_TTL_NS = 3600 * 10**9
 _DISTINCT_KEPT = 4096
+#: Rows of sent spans that wait to become exemplars.
+_SENT_ROWS = 2048
 #: Tables of servers that are polled: a row without a value means that there is none now.
 _POLLED = {"clock_daemon", "queue_lag"}
 OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
@@ -54,6 +56,7 @@ class MetricStore:
         self._lock = threading.Lock()
         self._waiting: deque[Batch] = deque()
         self._waiting_bytes = 0
+        self._sent: deque[SentSpans] = deque()
         self._series: dict[Metric, dict[bytes, MetricSeries]] = {m: {} for m in self.metrics}
         self._room = Room([m for m in self.metrics if m.table], max_series, max_samples)
         self._distinct: dict[str, OrderedDict[bytes, None]] = {
@@ -77,6 +80,19 @@ class MetricStore:
             if self._waiting_bytes > FOLD_BYTES:
                 self._fold()
 
+    def exemplify(
+        self, table: str, rows: np.ndarray, spans: Sequence[tuple[bytes, bytes]], wall_ns: Sequence[int]
+    ) -> None:
+        """Makes these rows' spans exemplars of the histograms that count the rows, at the next ``collect``. spans:
+        (trace, span) ids. wall_ns: their ends, Unix time. May be called from any thread.
+        """
+        if not any(m.exemplified_by == table for m in self.metrics):
+            return
+        with self._lock:
+            self._sent.append(SentSpans(table, rows, spans, wall_ns, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+            while len(self._sent) > 1 and sum(len(sent.rows) for sent in self._sent) > _SENT_ROWS:
+                self._sent.popleft()
+
     def observe(self, name: str, values: Iterable[tuple[Attributes, float]], now_ns: int) -> None:
         """Sets all values of a metric without a table, for the agent's own metrics. Values that are not given are
         removed.
@@ -96,6 +112,11 @@ class MetricStore:
         """A copy of every metric that has series, including all earlier batches."""
         with self._lock:
             self._fold()
+            for metric in self.metrics if self._sent else ():
+                for sent in self._sent:
+                    if metric.exemplified_by == sent.table:
+                        fold.add_exemplars(metric, sent, self._series[metric])
+            self._sent.clear()
             shown: dict[str, tuple[Metric, list[MetricSeries]]] = {}
             for m in self.metrics:
                 _, series = shown.setdefault(m.name, (m, []))

@@ -49,18 +49,30 @@ def _family(metric: Metric, series: list[MetricSeries], openmetrics: bool) -> It
     for s in series:
         labels = _label_pairs(s.attributes)
         if metric.instrument == "histogram":
-            yield from _histogram(name, metric, s, labels)
+            yield from _histogram(name, metric, s, labels, _exemplars(metric, s) if openmetrics else {})
         else:
             yield f"{name}{_braces(labels)} {_number(metric.shown(s.value))}"
 
 
-def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str) -> Iterator[str]:
+def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str, exemplars: Mapping[int, str]) -> Iterator[str]:
+    """exemplars: by the place of the bucket."""
     below, comma = s.buckets.cumsum(), "," if labels else ""
-    for power in metric.powers:
-        yield f'{name}_bucket{{{labels}{comma}le="{metric.shown(1 << power)!r}"}} {int(below[power - 1])}'
-    yield f'{name}_bucket{{{labels}{comma}le="+Inf"}} {s.count}'
+    for place, power in enumerate(metric.powers):
+        bound = f'{name}_bucket{{{labels}{comma}le="{metric.shown(1 << power)!r}"}}'
+        yield f"{bound} {int(below[power - 1])}{exemplars.get(place, '')}"
+    yield f'{name}_bucket{{{labels}{comma}le="+Inf"}} {s.count}{exemplars.get(len(metric.powers), "")}'
     yield f"{name}_sum{_braces(labels)} {_number(metric.shown(s.value))}"
     yield f"{name}_count{_braces(labels)} {s.count}"
+
+
+def _exemplars(metric: Metric, s: MetricSeries) -> dict[int, str]:
+    """The latest of each displayed bucket, as the end of its line."""
+    latest = {metric.place_of(bucket): one for bucket, one in sorted(s.exemplars.items(), key=lambda e: e[1].seen_ns)}
+    return {
+        place: f' # {{trace_id="{one.trace_id.hex()}",span_id="{one.span_id.hex()}"}}'
+        f" {_number(metric.shown(one.value))} {one.wall_ns / 1e9:.3f}"
+        for place, one in latest.items()
+    }
 
 
 def _label_pairs(attributes: tuple[tuple[str, Value], ...]) -> str:

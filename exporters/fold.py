@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,28 @@ DRIFT_SPAN_NS = 10 * 10**9
 Attributes = tuple[tuple[str, Value], ...]
 
 
+class Exemplar(NamedTuple):
+    """A span with one of a histogram's values. value: in the metric's raw unit. wall_ns: the span's end, Unix time.
+    seen_ns: when it was recorded here, CLOCK_BOOTTIME.
+    """
+
+    value: float
+    wall_ns: int
+    trace_id: bytes
+    span_id: bytes
+    seen_ns: int
+
+
+class SentSpans(NamedTuple):
+    """Rows of a table that became spans: (trace, span) ids and ends (Unix time ns) of each. seen_ns: CLOCK_BOOTTIME."""
+
+    table: str
+    rows: np.ndarray
+    ids: Sequence[tuple[bytes, bytes]]
+    wall_ns: Sequence[int]
+    seen_ns: int
+
+
 @dataclass
 class MetricSeries:
     """One series since it was first seen. Times are CLOCK_BOOTTIME ns; value, min and max are in the metric's raw unit.
@@ -26,7 +49,7 @@ class MetricSeries:
     since_ns: its start. A series that was removed and comes back starts again from 0. value: sum of a counter or
     histogram, or last value of a gauge. buckets: 64 counts of a histogram, shape (64,) i64. slope_from: (t_ns, value)
     at the start of a drift's slope. fixed: exists from the start, never removed. ready: False for a drift before its
-    first slope, and for a gauge whose newest row is unknown.
+    first slope, and for a gauge whose newest row is unknown. exemplars: of a histogram, the latest of each bucket.
     """
 
     attributes: Attributes
@@ -40,6 +63,7 @@ class MetricSeries:
     fixed: bool = False
     slope_from: tuple[int, int] | None = None
     ready: bool = True
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
     def copy(self) -> MetricSeries:
         return MetricSeries(
@@ -51,6 +75,7 @@ class MetricSeries:
             self.low,
             self.high,
             self.buckets.copy(),
+            exemplars=self.exemplars.copy(),
         )
 
 
@@ -134,11 +159,8 @@ def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series
         np.add.at(buckets, inverse, rows["hist"])
         total, low, high = (numbers(rows, c) if c else np.full(len(rows), np.nan) for c in metric.hist)
     else:
-        values = metric.values(rows) if metric.values else numbers(rows, metric.value)
-        total = low = high = np.abs(values) if metric.magnitude else np.maximum(values, 0)
-        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, whereas log2 may round up to the next power.
-        exponent = np.frexp(np.maximum(total, 1))[1] - 1
-        np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
+        total = low = high = sizes(metric, rows)
+        np.add.at(buckets, (inverse, buckets_of(total)), 1)
     sums = np.bincount(inverse, np.nan_to_num(total), n)
     lows, highs = np.full(n, np.inf), np.full(n, -np.inf)
     np.fmin.at(lows, inverse, low)
@@ -153,12 +175,44 @@ def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series
             s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
 
 
+def add_exemplars(metric: Metric, sent: SentSpans, series: Mapping[bytes, MetricSeries]) -> None:
+    """Each span is an exemplar of the series that counts its row, if there is one. series: by key."""
+    values = sizes(metric, sent.rows)
+    wanted = np.flatnonzero(are_of(metric, sent.rows) & ~np.isnan(values))
+    keys, inverse = group(metric, sent.rows[wanted])
+    held = [series.get(keys[at : at + 1].tobytes()) for at in range(len(keys))]
+    buckets = buckets_of(values[wanted])
+    for row, key, bucket in zip(wanted.tolist(), inverse.tolist(), buckets.tolist(), strict=True):
+        if (one := held[key]) is not None:
+            one.exemplars[bucket] = Exemplar(float(values[row]), sent.wall_ns[row], *sent.ids[row], sent.seen_ns)
+
+
+def sizes(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    """What a histogram counts of single values, in the raw unit; NaN if unknown."""
+    how = metric.single[1] if metric.single else metric.values
+    values = how(rows) if how else numbers(rows, metric.value)
+    sized: np.ndarray = np.abs(values) if metric.magnitude else np.maximum(values, 0)
+    return sized
+
+
+def buckets_of(values: np.ndarray) -> np.ndarray:
+    """The bucket of each value, 0 to 63."""
+    # frexp gives the exponent e of [2^(e-1), 2^e) exactly, whereas log2 may round up to the next power.
+    exponent = np.frexp(np.maximum(values, 1))[1] - 1
+    return np.asarray(np.minimum(exponent, HIST_BUCKETS - 1))
+
+
 def of(metric: Metric, rows: np.ndarray) -> np.ndarray:
     """The metric's rows, with known values or not."""
+    return rows[are_of(metric, rows)] if metric.where else rows
+
+
+def are_of(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    """Whether each row is one of the metric: shape (n,) bool."""
     if not metric.where:
-        return rows
+        return np.ones(len(rows), np.bool_)
     column, names = metric.where
-    return rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
+    return np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])
 
 
 def is_null(metric: Metric, rows: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from exporters.send import Outcome, Sender, failed
 
@@ -20,11 +20,13 @@ _NOT_TAKEN = ("HTTP 404", "HTTP 405", "HTTP 415", "HTTP 501", "UNIMPLEMENTED")
 
 
 class _Request(NamedTuple):
-    """parts: serialised spans, metrics or log records. items: number of spans, points or log records."""
+    """parts: serialised metrics or log records, or spans (``EncodedSpan``). items: number of spans, points or log
+    records.
+    """
 
     data: bytes
     items: int
-    parts: list[bytes]
+    parts: Sequence[Any]
 
 
 class Lane:
@@ -35,7 +37,7 @@ class Lane:
     and are sent again.
     """
 
-    def __init__(self, signal: str, sender: Sender, envelope: Callable[[list[bytes]], bytes]) -> None:
+    def __init__(self, signal: str, sender: Sender, envelope: Callable[[Sequence[Any]], bytes]) -> None:
         self.signal, self.sender, self._envelope = signal, sender, envelope
         self.requests: list[_Request] = []
         self.max_bytes: int | None = None
@@ -54,7 +56,7 @@ class Lane:
         """Items that are not delivered yet."""
         return sum(request.items for request in list(self.requests))
 
-    def begin(self, parts: list[bytes], items: int) -> None:
+    def begin(self, parts: Sequence[Any], items: int) -> None:
         self.requests = self._fitting(parts, items) if parts else []
 
     def stuck_s(self) -> float:
@@ -89,14 +91,14 @@ class Lane:
                 del self.requests[:1]
         return True
 
-    def _fitting(self, parts: list[bytes], items: int) -> list[_Request]:
+    def _fitting(self, parts: Sequence[Any], items: int) -> list[_Request]:
         """Splits parts into requests of at most ``max_bytes``; a larger part gets its own."""
         data = self._envelope(parts)
         if self.max_bytes is None or len(data) <= self.max_bytes or len(halves := self._halves(parts)) == 1:
             return [_Request(data, items, parts)]
         return [request for half in halves for request in self._fitting(half, self._count(half))]
 
-    def _halves(self, parts: list[bytes]) -> list[list[bytes]]:
+    def _halves(self, parts: Sequence[Any]) -> Sequence[Sequence[Any]]:
         if len(parts) > 1:
             return [parts[: len(parts) // 2], parts[len(parts) // 2 :]]
         if self.signal == "metrics":
@@ -105,7 +107,7 @@ class Lane:
             return [[half] for half in halves(parts[0])]
         return [parts]
 
-    def _count(self, parts: list[bytes]) -> int:
+    def _count(self, parts: Sequence[Any]) -> int:
         if self.signal != "metrics":
             return len(parts)
         from exporters.points import point_count

@@ -39,9 +39,10 @@ class Links:
         while len(self._decisions) > _LIMITERS:
             self._decisions.popitem(last=False)
 
-    def of(self, evidence: Sequence[Mapping[str, Any]]) -> tuple[list[SpanId], int]:
-        """At most MAX_LINKS links, and how many more there would be: the events that the evidence names, then decisions
-        of its limiters, spread over the time. evidence: rows of that table, with their ``keys`` decoded.
+    def of(self, evidence: Sequence[Mapping[str, Any]], own: bytes) -> tuple[list[SpanId], int]:
+        """At most MAX_LINKS links to spans of other traces than ``own``, and how many more there would be: the events
+        that the evidence names, then decisions of its limiters, spread over the time. evidence: rows of that table,
+        with their ``keys`` decoded.
         """
         found: dict[SpanId, None] = {}
         decisions: list[SpanId] = []
@@ -53,7 +54,8 @@ class Links:
                 known := self._events.get((item["table"], item["t_ns"], NULL_I64 if pid is None else pid))
             ) is not None:
                 found[known] = None
-        decisions = list(dict.fromkeys(decisions))
+        found = {span: None for span in found if span[0] != own}
+        decisions = [span for span in dict.fromkeys(decisions) if span[0] != own]
         room = MAX_LINKS - len(found)
         step = max(-(-len(decisions) // room), 1) if room > 0 else 1
         links = [*found, *decisions[::step]][:MAX_LINKS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -62,6 +63,14 @@ class Metric:
     observed: tuple[str, ...] = ()
     values: Callable[[np.ndarray], np.ndarray] | None = None
     beside: tuple[str, tuple[str, ...]] | None = None
+    single: tuple[str, Callable[[np.ndarray], np.ndarray]] | None = None
+
+    @property
+    def exemplified_by(self) -> str:
+        """The table whose spans are exemplars of this metric; "" if there is none."""
+        if self.instrument != "histogram":
+            return ""
+        return self.single[0] if self.single else "" if self.hist else self.table
 
     def full(self) -> Metric:
         """The same with all its detail."""
@@ -101,6 +110,10 @@ class Metric:
     def upper_bounds(self) -> list[float]:
         """The same in ``unit``."""
         return [self.shown(1 << power) for power in self.powers]
+
+    def place_of(self, bucket: int) -> int:
+        """The place among the displayed buckets of one of the 64; the last one is that of +Inf."""
+        return bisect.bisect_right(self.powers, bucket)
 
     @property
     def samples(self) -> int:

@@ -19,24 +19,21 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.lean import hollow
-from agent.common.recent import Recent
+from agent.common.places import NOWHERE
 from agent.contracts import Owning, Stating
 from agent.log import ERROR, log_message
 from exporters.aggregate import MetricStore
 from exporters.lane import DOWN_AFTER, TOO_LARGE, Lane
 from exporters.otlp_settings import OtlpSettings
 from exporters.send import HttpSender, Sender
-from exporters.span_cells import dicts
-from exporters.values import Value
 from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
 
 if TYPE_CHECKING:
     from exporters.grpc_link import GrpcLink
+    from exporters.process_resource import PlaceOf
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 _TICK_S = 0.2
-#: Containers whose names spans get.
-_CONTAINERS = 1024
 
 
 class OtlpExporter(Stating, Owning):
@@ -44,17 +41,22 @@ class OtlpExporter(Stating, Owning):
 
     config: see exporters.otlp_settings.read_otlp; at least one target. resource: see exporters.resource.describe;
     ``host.boot.id`` must be in it. to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker
-    thread, late, at encoding.
+    thread, late, at encoding. place_of: where a process runs; called on the worker thread, too.
     """
 
     name = "otlp"
 
     def __init__(
-        self, config: OtlpSettings, resource: Mapping[str, str], to_wall: ToWall, metrics: MetricStore
+        self,
+        config: OtlpSettings,
+        resource: Mapping[str, str],
+        to_wall: ToWall,
+        metrics: MetricStore,
+        place_of: PlaceOf = lambda *_: NOWHERE,
     ) -> None:
         self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
+        self._place_of = place_of
         self._backlog = Waiting(config)
-        self._containers: Recent[Value | None, dict[str, Value]] = Recent(_CONTAINERS)
         self._lanes: dict[str, Lane] = {}
         self._link: GrpcLink | None = None
         self._failure = ""
@@ -64,9 +66,6 @@ class OtlpExporter(Stating, Owning):
 
     def offer(self, batch: Batch) -> None:
         """Keeps a batch for the worker; tables that do not become spans are ignored."""
-        if batch.table == "container":
-            for row in dicts("container", batch.rows):
-                self._containers[row["container_id"]] = row
         wanted = self._config.traces or (self._config.logs if batch.table == "finding" else None)
         if batch.table in SPAN_TABLES | BESIDE_TABLES and wanted is not None and len(batch.rows):
             self._backlog.put(batch, time.monotonic())
@@ -101,7 +100,8 @@ class OtlpExporter(Stating, Owning):
         errors: the last one of each signal, with its remedy. last_error: that of the signal whose requests fail now,
         else the latest. max_request_bytes: by signal, if larger requests were refused. down: three requests of a signal
         in a row failed or were refused, one takes more than twice its timeout, or the exporter stopped. unsampled:
-        plain decisions outside the sample, and rows beyond max_spans_per_s, which are no losses. logs: the collector's
+        plain decisions outside the sample, operations that are not slow, and rows beyond max_spans_per_s, which are no
+        losses. logs: the collector's
         refusal of logs.
         """
         lanes = self._lanes
@@ -176,14 +176,19 @@ class OtlpExporter(Stating, Owning):
     def _work(self) -> None:
         with _compiled_protobuf():
             from exporters.points import PointEncoder
+            from exporters.process_resource import ProcessResources
             from exporters.protobuf_pieces import Envelope
             from exporters.records import records
             from exporters.spans import SpanEncoder
 
         config, envelope = self._config, Envelope(self._resource)
-        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall, self._containers)
+        resources = ProcessResources(self._resource, self._place_of)
+        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall, resources, self._metrics)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        self._lanes = {s: Lane(s, sender, envelope.request) for s, sender in self._senders().items()}
+        self._lanes = {
+            s: Lane(s, sender, envelope.spans if s == "traces" else envelope.request)
+            for s, sender in self._senders().items()
+        }
         traces, metrics, logs = (self._lanes.get(signal) for signal in ("traces", "metrics", "logs"))
         due = time.monotonic() + config.interval_s
         while True:
@@ -192,9 +197,9 @@ class OtlpExporter(Stating, Owning):
             while True:
                 # Also if only logs are exported: it sorts findings into opened and closed.
                 if traces is None or traces.request is None:
-                    encoded = self._backlog.take(spans, now, everything=last)
+                    taken = self._backlog.take(spans, now, everything=last)
                     if traces:
-                        traces.begin(encoded, len(encoded))
+                        traces.begin(taken, len(taken))
                 if traces is None or not traces.step(now):
                     break
             if logs and logs.request is None:

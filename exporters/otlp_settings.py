@@ -163,17 +163,22 @@ class OtlpSettings:
     decisions: str = setting(
         "affected",
         one_of("slow", "affected", "all", "none"),
-        "decisions that are exported as spans (metrics and the store have all of them): slow (refused, delayed, failed,"
-        " or longer than slow_s); affected (slow; with a slow call or a handshake inside; within a second after a clock"
+        "decisions that are exported as spans (metrics and the store have all of them): slow (slow or failed, or"
+        " evidence of a finding); affected (slow; with a slow call or a handshake inside; within a second after a clock"
         " jump; and a sample of the rest)",
     )
     sample: float = setting(
-        0.01,
+        0.0,
         number(0, 1),
         "sampled share of the other decisions, chosen by trace id, as other samplers do; the share is in tracestate and"
         " in tickscope.sampling.probability",
     )
-    slow_s: float = setting(0.01, number(0), "decisions and connects longer than this, in seconds, are slow")
+    slow_s: float = setting(
+        0.1,
+        number(0),
+        "least duration of a slow decision, system call, TLS handshake or connect, in seconds; faster ones become spans"
+        " only inside a decision, if they failed, or as evidence of a finding",
+    )
     max_queue_bytes: int = setting(
         8 << 20,
         whole(1 << 16, 1 << 40),

@@ -11,6 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE,
     AGGREGATION_TEMPORALITY_DELTA,
+    Exemplar,
     HistogramDataPoint,
     NumberDataPoint,
 )
@@ -44,7 +45,7 @@ class PointEncoder:
         now_wall = int(self.to_wall(np.array([now_ns]))[0])
         # Intervals follow one another without a gap. If the wall clock went back, this one keeps its true length.
         start = self._sent_wall if 0 < self._sent_wall < now_wall else now_wall - (now_ns - self.start_ns)
-        delta, last_wall = self.temporality == "delta", self._next_at[1]
+        delta, (last_ns, last_wall) = self.temporality == "delta", self._next_at
         begins: dict[tuple[str, Attributes], tuple[int, int]] = {}
         out, points = [], 0
         self._next, self._next_at = {}, (now_ns, now_wall)
@@ -58,7 +59,7 @@ class PointEncoder:
                 if not delta and metric.instrument != "gauge":
                     since = self._begin(self._begins.get(key), s, last_wall, now_wall)
                     begins[key] = s.since_ns, since
-                points += _add(message, metric, s, before, (since, now_wall), delta)
+                points += _add(message, metric, s, before, (since, now_wall), delta, last_ns)
                 if delta and metric.instrument != "gauge":
                     self._next[key] = s
             if message.WhichOneof("data"):
@@ -114,7 +115,9 @@ def _add(
     before: MetricSeries | None,
     wall: tuple[int, int],
     delta: bool,
+    last_ns: int,
 ) -> int:
+    """The number of points that were added. last_ns: later exemplars are new, CLOCK_BOOTTIME."""
     temporality = AGGREGATION_TEMPORALITY_DELTA if delta else AGGREGATION_TEMPORALITY_CUMULATIVE
     attributes = key_values(s.attributes)
     if metric.instrument == "gauge":
@@ -140,6 +143,16 @@ def _add(
         sum=metric.shown(s.value - (before.value if before else 0)),
         explicit_bounds=metric.upper_bounds,
         bucket_counts=np.diff(below, prepend=0, append=count).tolist(),
+        exemplars=[
+            Exemplar(
+                time_unix_nano=one.wall_ns,
+                as_double=metric.shown(one.value),
+                trace_id=one.trace_id,
+                span_id=one.span_id,
+            )
+            for one in s.exemplars.values()
+            if one.seen_ns > last_ns
+        ],
     )
     if before is None and s.low is not None:
         point.min = metric.shown(s.low)

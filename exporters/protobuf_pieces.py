@@ -8,6 +8,7 @@ attributes costs 15 us; 28 us field by field, 90 us through the SDK (tests/bench
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -66,17 +67,39 @@ class AttributeCache:
         return [known[v] for v in values]
 
 
-class Envelope:
-    """Wraps serialised spans or metrics into an export request of one resource and one scope."""
+def resource(attributes: Iterable[tuple[str, Value]]) -> bytes:
+    """A serialised resource."""
+    return bytes(Resource(attributes=key_values(attributes)).SerializeToString())
 
-    def __init__(self, resource: Mapping[str, str]) -> None:
-        version = resource.get("service.version", "")
-        self._resource = field(_RESOURCE, Resource(attributes=key_values(resource.items())).SerializeToString())
-        self._scope = field(_SCOPE, InstrumentationScope(name="tickscope", version=version).SerializeToString())
+
+class EncodedSpan(NamedTuple):
+    """A serialised span, and the serialised resource that it belongs to."""
+
+    resource: bytes
+    span: bytes
+
+
+class Envelope:
+    """Wraps serialised items into an export request, in one scope per resource. own: the agent's resource."""
+
+    def __init__(self, own: Mapping[str, str]) -> None:
+        self._own = resource(own.items())
+        scope = InstrumentationScope(name="tickscope", version=own.get("service.version", ""))
+        self._scope = field(_SCOPE, scope.SerializeToString())
 
     def request(self, items: Iterable[bytes]) -> bytes:
-        """The bytes of an ExportTraceServiceRequest or ExportMetricsServiceRequest; items are serialised spans or
-        metrics.
+        """The bytes of an ExportMetricsServiceRequest or ExportLogsServiceRequest of the agent itself; items are
+        serialised metrics or log records.
         """
+        return self._of(self._own, items)
+
+    def spans(self, spans: Iterable[EncodedSpan]) -> bytes:
+        """The bytes of an ExportTraceServiceRequest, with the spans by their resources."""
+        by_resource: dict[bytes, list[bytes]] = {}
+        for one in spans:
+            by_resource.setdefault(one.resource, []).append(one.span)
+        return b"".join([self._of(one, items) for one, items in by_resource.items()])
+
+    def _of(self, of: bytes, items: Iterable[bytes]) -> bytes:
         scope = self._scope + b"".join([field(ITEMS, item) for item in items])
-        return field(_REQUEST_RESOURCES, self._resource + field(_SCOPES, scope))
+        return field(_REQUEST_RESOURCES, field(_RESOURCE, of) + field(_SCOPES, scope))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from agent.columns import NULL_I64, Column
@@ -17,7 +15,6 @@ _LEFT_OUT = frozenset(
         "duration_ns",
         "trace_id",
         "span_id",
-        "proc_start_ns",
         "sock_id",
         "netns",
         "hist",
@@ -30,8 +27,8 @@ _LEFT_OUT = frozenset(
 RUNTIME_NAME = "runtime_name"
 #: Not a column: the probability with which a decision of its kind became a span.
 CHANCE = "sampling.probability"
-#: Columns of ``container`` that spans have.
-CONTAINER_NAMES = ("container_name", "image", "pod", "namespace", "pod_uid")
+#: Columns of a process, which its resource has (exporters/process_resource.py).
+PROCESS_COLUMNS = ("pid", "proc_start_ns", "cgroup_id", "comm", "container_id")
 
 
 def dicts(table: str, rows: np.ndarray) -> list[dict[str, Value]]:
@@ -71,27 +68,19 @@ def w3c_id(raw: bytes, size: int) -> bytes | None:
 
 
 def cells_of(table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
+    """The columns that become attributes, without those that are unknown in all rows."""
     names = rows.dtype.names or ()
-    has_address = "daddr" in names
+    left_out = (
+        _LEFT_OUT | (set(PROCESS_COLUMNS) if "pid" in names else set()) | ({"peer"} if "daddr" in names else set())
+    )
     out: dict[str, list[Value | None]] = {}
     for column in TABLES[table].columns:
-        if column.name not in names or column.name in _LEFT_OUT or (column.kind == "peer" and has_address):
+        if column.name not in names or column.name in left_out:
             continue
         values = column_values(column, rows[column.name])
         if any(v is not None for v in values):
             out[column.name] = values
     return _named_by_runtime(out)
-
-
-def with_containers(
-    cells: dict[str, list[Value | None]], containers: Mapping[Value | None, Mapping[str, Value | None]]
-) -> dict[str, list[Value | None]]:
-    """The same with the columns of ``container``, by container id."""
-    ids = cells.get("container_id", ())
-    if "pod" in cells or not any(one in containers for one in ids):
-        return cells
-    known = [containers.get(one, {}) for one in ids]
-    return {**cells, **_named_by_runtime({name: [one.get(name) for one in known] for name in CONTAINER_NAMES})}
 
 
 def _named_by_runtime(cells: dict[str, list[Value | None]]) -> dict[str, list[Value | None]]:
@@ -107,5 +96,5 @@ def attribute_of(table: str, column: str) -> str:
         return f"tickscope.{CHANCE}"
     if column == RUNTIME_NAME:
         return "container.name"
-    declared: Column = TABLES[table if column in TABLES[table].by_name else "container"].by_name[column]
+    declared: Column = TABLES[table].by_name[column]
     return declared.attribute or f"tickscope.{column}"

@@ -18,8 +18,10 @@ import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from agent.common.sentence import ToWall, pieces, text_of
+from exporters.aggregate import MetricStore
 from exporters.links import Links
-from exporters.protobuf_pieces import AttributeCache, field, key_values
+from exporters.process_resource import ProcessResources
+from exporters.protobuf_pieces import AttributeCache, EncodedSpan, field, key_values
 from exporters.sampling import randomness, tracestate
 from exporters.span_cells import (
     CHANCE,
@@ -30,7 +32,6 @@ from exporters.span_cells import (
     numbered,
     raw_rows,
     w3c_id,
-    with_containers,
 )
 from exporters.values import Value
 
@@ -47,40 +48,43 @@ _MAX_SAMPLES = 8
 
 @dataclass(frozen=True)
 class SpanKind:
-    """How a table's rows become spans: the name's first word, the column that completes it, and what makes
-    it an error.
+    """How a table's rows become spans: the name's first word, the column that completes it, what makes it an error, and
+    the column that tells whether the process asked another one or answered it.
     """
 
     word: str
     column: str = ""
     error: tuple[str, frozenset[str]] = ("", frozenset())
+    role: str = ""
 
 
+_ROLES: dict[Value | None, Span.SpanKind.ValueType] = {
+    "client": Span.SPAN_KIND_CLIENT,
+    "server": Span.SPAN_KIND_SERVER,
+}
 KINDS: dict[str, SpanKind] = {
-    "limiter_decision": SpanKind("decision", "result", ("result", frozenset({"error"}))),
+    "limiter_decision": SpanKind("decision", "result", ("result", frozenset({"error"})), "role"),
     "slow_syscall": SpanKind("syscall", "syscall"),
-    "tls_handshake": SpanKind("tls handshake", "", ("result", frozenset({"failed", "abandoned"}))),
-    "tcp_connect": SpanKind("tcp connect", "", ("result", frozenset({"failed", "aborted"}))),
+    "tls_handshake": SpanKind("tls handshake", "", ("result", frozenset({"failed", "abandoned"})), "role"),
+    "tcp_connect": SpanKind("tcp connect", "", ("result", frozenset({"failed", "aborted"})), "role"),
     "clock_change": SpanKind("clock", "kind"),
     "finding": SpanKind("finding", "cause", ("severity", frozenset({"alarm"}))),
 }
 
 
 class SpanEncoder:
-    """Serialised spans from rows. Has only a bounded cache; used by one thread.
+    """Serialised spans from rows. Has only bounded caches; used by one thread.
 
-    boot_id: makes ids of equal rows of different boots differ. containers: container id -> columns of ``container``.
+    boot_id: makes ids of equal rows of different boots differ. metrics: gets the spans as exemplars of the histograms
+    that count their rows. findings, in the methods: the finding that each row is evidence of
+    (exporters/finding_evidence.py); its span is a child of the finding's, which comes later.
     """
 
     def __init__(
-        self,
-        boot_id: str,
-        to_wall: ToWall,
-        containers: Mapping[Value | None, Mapping[str, Value | None]] | None = None,
+        self, boot_id: str, to_wall: ToWall, resources: ProcessResources, metrics: MetricStore | None = None
     ) -> None:
-        self._containers = {} if containers is None else containers
         self._seed = boot_id.encode()
-        self._to_wall = to_wall
+        self._to_wall, self._resources, self._metrics = to_wall, resources, metrics
         self._attribute, self._event_attribute = (
             AttributeCache(_ATTRIBUTES_FIELD),
             AttributeCache(_EVENT_ATTRIBUTES_FIELD),
@@ -88,9 +92,13 @@ class SpanEncoder:
         self._links = Links()
         self._beside: Mapping[tuple[str, bytes], np.ndarray] = {}
 
-    def roots(self, table: str, rows: np.ndarray) -> list[bytes]:
-        """One span per row, each the root of a trace of its own."""
-        return self._encode(table, rows, [self._trace(table, raw, nth) for raw, nth in numbered(rows)], None)
+    def roots(self, table: str, rows: np.ndarray, findings: np.ndarray | None = None) -> list[EncodedSpan]:
+        """One span per row, each the root of a trace of its own if it is no evidence."""
+        ids = [
+            self._joined(finding, self._trace(table, raw, nth))
+            for (raw, nth), finding in zip(numbered(rows), _or_none(findings, rows), strict=True)
+        ]
+        return self._of_processes(rows, self._encode(table, rows, ids, None))
 
     def decisions(
         self,
@@ -98,30 +106,40 @@ class SpanEncoder:
         children: Iterable[tuple[int, str, int]],
         tables: Mapping[str, np.ndarray],
         chance: np.ndarray | None = None,
-    ) -> list[bytes]:
+        findings: np.ndarray | None = None,
+    ) -> list[EncodedSpan]:
         """A span per decision and per child ``(decision index, table, row index)``; round-trip times become events.
 
-        A decision with its request's trace id joins that trace; others get a trace of their own. chance: the
-        probability with which each decision of its kind became a span, shape (n,); 1 if None.
+        A decision with its request's trace id joins that trace; others get a trace of their own if they are no
+        evidence. chance: the probability with which each decision of its kind became a span, shape (n,); 1 if None.
         """
         chances = np.ones(len(rows)) if chance is None else chance
         ids = []
         given = zip(
-            numbered(rows), randomness(rows).tolist(), rows["trace_id"].tolist(), rows["span_id"].tolist(), strict=True
+            numbered(rows),
+            randomness(rows).tolist(),
+            rows["trace_id"].tolist(),
+            rows["span_id"].tolist(),
+            _or_none(findings, rows),
+            strict=True,
         )
-        for (raw, nth), random, trace_text, span_text in given:
+        for (raw, nth), random, trace_text, span_text, finding in given:
             own = self._trace("limiter_decision", raw, nth)
             trace, parent = w3c_id(trace_text, 16), w3c_id(span_text, 8)
-            ids.append((trace or own[0][:9] + random.to_bytes(7, "big"), own[1], (parent or b"") if trace else b""))
-        spans = self._encode("limiter_decision", rows, ids, None, chances)
+            if trace:
+                ids.append((trace, own[1], parent or b""))
+            else:
+                ids.append(self._joined(finding, (own[0][:9] + random.to_bytes(7, "big"), own[1], b"")))
+        bodies = self._encode("limiter_decision", rows, ids, None, chances)
         by_table: dict[str, list[tuple[int, int]]] = {}
         for decision, table, row in children:
             by_table.setdefault(table, []).append((decision, row))
         for d, events in self._samples(rows, by_table.pop("tcp_rtt", []), tables).items():
             beyond = len(events) - _MAX_SAMPLES
-            spans[d] += b"".join(events[:_MAX_SAMPLES]) + (
+            bodies[d] += b"".join(events[:_MAX_SAMPLES]) + (
                 Span(dropped_events_count=beyond).SerializeToString() if beyond > 0 else b""
             )
+        spans = self._of_processes(rows, bodies)
         for table, pairs in by_table.items():
             of, at = (np.array(x, np.int64) for x in zip(*pairs, strict=True))
             chosen = tables[table][at]
@@ -129,7 +147,7 @@ class SpanEncoder:
                 (ids[d][0], self._hash(8, ids[d][1], table.encode(), raw), ids[d][1])
                 for d, raw in zip(of.tolist(), raw_rows(chosen), strict=True)
             ]
-            spans += self._encode(table, chosen, child_ids, rows[of])
+            spans += self._of_processes(chosen, self._encode(table, chosen, child_ids, rows[of]))
         for i in np.flatnonzero(chances == 1).tolist():
             limiter = rows["limiter_id"][i].decode("utf-8", "backslashreplace")
             self._links.decision(limiter, int(rows["t_ns"][i]), int(rows["pid"][i]), ids[i][:2])
@@ -155,17 +173,30 @@ class SpanEncoder:
             out.setdefault(d, []).append(field(_EVENTS_FIELD, event))
         return out
 
-    def findings(self, rows: np.ndarray, beside: Mapping[tuple[str, bytes], np.ndarray] | None = None) -> list[bytes]:
-        """One root span per finding; rows of closed ones. beside: rows of ``verdict`` and ``evidence``, by table and
-        finding id.
+    def findings(
+        self, rows: np.ndarray, beside: Mapping[tuple[str, bytes], np.ndarray] | None = None
+    ) -> list[EncodedSpan]:
+        """One root span per finding, of the agent itself; rows of closed ones. beside: rows of ``verdict`` and
+        ``evidence``, by table and finding id.
         """
         self._beside = beside or {}
-        return self._encode("finding", rows, [self.finding_ids(bytes(row["finding_id"])) for row in rows], None)
+        ids = [self.finding_ids(bytes(row["finding_id"])) for row in rows]
+        return self._of_processes(rows, self._encode("finding", rows, ids, None))
 
     def finding_ids(self, finding_id: bytes) -> tuple[bytes, bytes, bytes]:
         """(trace, span, no parent) of a finding's present or future span."""
         digest = self._hash(24, b"finding", finding_id)
         return digest[:16], digest[16:], b""
+
+    def _joined(self, finding: bytes | None, own: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
+        """(trace, span, parent) of what is evidence of a finding; else its own."""
+        if not finding:
+            return own
+        trace, root, _ = self.finding_ids(finding)
+        return trace, own[1], root
+
+    def _of_processes(self, rows: np.ndarray, bodies: list[bytes]) -> list[EncodedSpan]:
+        return [EncodedSpan(of, body) for of, body in zip(self._resources.of(rows), bodies, strict=True)]
 
     def _hash(self, size: int, *parts: bytes) -> bytes:
         return blake2b(b"\0".join(parts), digest_size=size, key=self._seed[:64]).digest()
@@ -193,8 +224,9 @@ class SpanEncoder:
             ]
         if chances is not None:
             cells[CHANCE] = list(chances.tolist())
-        names = cells.get(kind.column, [None] * len(rows))
-        outcome = cells.get(kind.error[0], [None] * len(rows))
+        unknown: list[Value | None] = [None] * len(rows)
+        names, roles = cells.get(kind.column, unknown), cells.get(kind.role, unknown)
+        outcome = cells.get(kind.error[0], unknown)
         columns = [self._attribute.column(attribute_of(table, c), v) for c, v in cells.items()]
         attributes = [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * len(rows)
         out = []
@@ -204,7 +236,7 @@ class SpanEncoder:
                 span_id=span,
                 parent_span_id=parent,
                 name=f"{kind.word} {names[i]}" if names[i] else kind.word,
-                kind=Span.SPAN_KIND_INTERNAL,
+                kind=_ROLES.get(roles[i], Span.SPAN_KIND_INTERNAL),
                 start_time_unix_nano=start[i],
                 end_time_unix_nano=end[i],
             )
@@ -217,6 +249,8 @@ class SpanEncoder:
                 if outcome[i] in kind.error[1]:
                     message.status.message = str((cells.get("sentence") or [None] * len(rows))[i] or "")
             out.append(message.SerializeToString() + attributes[i])
+        if self._metrics is not None:
+            self._metrics.exemplify(table, rows, [(trace, span) for trace, span, _ in ids], end)
         if "pid" in (rows.dtype.names or ()):
             for t_ns, pid, (trace, span, _) in zip(rows["t_ns"].tolist(), rows["pid"].tolist(), ids, strict=True):
                 self._links.event(table, t_ns, pid, (trace, span))
@@ -231,7 +265,7 @@ class SpanEncoder:
         """A row's columns as attribute values. Findings' sentences get wall times (UTC), since boot+ means nothing
         outside.
         """
-        out = with_containers(cells_of(table, rows), self._containers)
+        out = cells_of(table, rows)
         if "sentence" in out:
             sentences = zip(rows["sentence_parts"].tolist(), rows["sentence"].tolist(), strict=True)
             out["sentence"] = [text_of(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in sentences]
@@ -286,6 +320,10 @@ class SpanEncoder:
                     ),
                 )
         decoded = [{**one, "keys": json.loads(str(one["keys"]))} for one in evidence]
-        links, message.dropped_links_count = self._links.of(decoded)
+        links, message.dropped_links_count = self._links.of(decoded, message.trace_id)
         for trace, span in links:
             message.links.add(trace_id=trace, span_id=span)
+
+
+def _or_none(findings: np.ndarray | None, rows: np.ndarray) -> list[bytes | None]:
+    return [None] * len(rows) if findings is None else findings.tolist()

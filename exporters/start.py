@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from exporters.aggregate import MetricStore
     from exporters.otlp_settings import OtlpSettings
     from exporters.page_settings import PageSettings
+    from exporters.process_resource import PlaceOf
     from exporters.prometheus import PrometheusEndpoint
 
 
@@ -26,8 +27,8 @@ class Exports(NamedTuple):
     missing: dict[str, str]
 
 
-def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Exports:
-    """OTLP and the Prometheus page; neither is imported unless it is configured."""
+def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any, place_of: PlaceOf) -> Exports:
+    """OTLP and the Prometheus page; neither is imported unless it is configured. place_of: see OtlpExporter."""
     if not otlp.enabled and not page.prometheus:
         return Exports([], None, None, {})
     from exporters.aggregate import MetricStore
@@ -41,7 +42,7 @@ def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Ex
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 
-        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).ns, metrics))
+        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).ns, metrics, place_of))
     if page.prometheus:
         from exporters.prometheus import PrometheusEndpoint
 

@@ -1,7 +1,8 @@
 """Rows that wait to become spans: bounded, the oldest are dropped first, decisions wait for their children.
 
-Plain decisions are sampled, before any work per row. The others are held as long, in case a slow call, a handshake or a
-clock jump affects them.
+Slow and failed operations become spans, and those that a finding names as evidence. Of plain decisions a sample may,
+chosen before any work per row; the others are held as long, in case a slow call, a handshake or a clock jump affects
+them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from agent.batch import Batch
 from agent.common.fairness import UpperBound
 from agent.correlate.join import children
 from agent.tables import TABLES
+from exporters.finding_evidence import FindingEvidence
 from exporters.otlp_settings import OtlpSettings
 from exporters.sampling import randomness, threshold
 
 if TYPE_CHECKING:
+    from exporters.protobuf_pieces import EncodedSpan
     from exporters.spans import SpanEncoder
 
 #: Tables whose rows become spans; RTT rows only as children of decisions.
@@ -30,14 +33,20 @@ SPAN_TABLES = frozenset(
 #: Details of a finding's span; the latest of each finding, the oldest are dropped first.
 BESIDE_TABLES, _BESIDE_BYTES = frozenset({"verdict", "evidence"}), 2 << 20
 _CHILDREN = ("slow_syscall", "tls_handshake")
+#: Rows that are no children, or that are none of a decision.
+_ALONE = (*_CHILDREN, "tcp_connect", "clock_change")
 #: Decisions outside of the sample, and how many bytes of them are held.
 _PLAIN, _PLAIN_BYTES = "plain decisions", 2 << 20
 #: Decisions up to this long after a clock jump are affected by it, unless their limiter ignores steps.
 _JUMP_NS, _JUMPS = 1_000_000_000, 64
 _JUMP_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("step", "leap"))
-#: How long after its arrival a decision waits for later children, and a possible child for its decision.
-HOLD_S = 0.5
-CHILD_HOLD_S = 2.0
+#: What time daemons do all the time.
+_ROUTINE_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("slew", "frequency"))
+_WAITING = TABLES["slow_syscall"].code("kind", "waiting")
+_ERROR = TABLES["limiter_decision"].code("result", "error")
+#: How long after its arrival a decision waits for later children, and a possible child for its decision. Both wait for
+#: a finding that names them, too: the correlator judges whole seconds, 0.3 s later.
+HOLD_S = CHILD_HOLD_S = 2.0
 #: RTT rows describe an interval, so the one for a decision may be some seconds older.
 RTT_HOLD_S = 10.0
 #: Burst of spans of one table, in seconds of max_spans_per_s.
@@ -80,6 +89,7 @@ class Waiting:
         self._jumps: deque[int] = deque(maxlen=_JUMPS)
         self._known: OrderedDict[bytes, bool] = OrderedDict()  # finding id -> whether it is open
         self._beside: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
+        self._evidence = FindingEvidence()
         self._opened: list[np.ndarray] = []
         self._closed: list[np.ndarray] = []
         self._tokens: dict[str, tuple[float, float]] = {}
@@ -108,7 +118,7 @@ class Waiting:
             while self.bytes > self._config.max_queue_bytes:
                 self._drop_oldest()
 
-    def take(self, encoder: SpanEncoder, now: float, *, everything: bool) -> list[bytes]:
+    def take(self, encoder: SpanEncoder, now: float, *, everything: bool) -> list[EncodedSpan]:
         """Spans that are due, at most about MAX_ROWS; with ``everything``, all spans. Empty if none is due."""
         until = now if everything else now - HOLD_S
         with self._lock:
@@ -122,7 +132,7 @@ class Waiting:
             for table in _CHILDREN:
                 if table in held:
                     self._held[table].clear()
-        spans: list[bytes] = []
+        spans: list[EncodedSpan] = []
         if len(decisions) or len(plain):
             beside = {t: _joined(pieces) for t, pieces in held.items()}
             decisions, certain = self._with_affected(decisions, plain, beside, now)
@@ -131,8 +141,10 @@ class Waiting:
                 np.isin(np.arange(len(decisions)), [d for d, _, _ in pairs]) | certain | self._informative(decisions)
             )
             chance = np.where(touched | (self._config.decisions != "affected"), 1.0, self._config.sample)
-            spans += encoder.decisions(decisions, pairs, beside, chance)
+            of = np.where(chance == 1, self._findings("limiter_decision", decisions), b"")
+            spans += encoder.decisions(decisions, pairs, beside, chance, of)
             with self._lock:
+                self._evidence.joined("limiter_decision", of)
                 for table in _CHILDREN:
                     self._put_back(table, held.get(table, []), [row for _, t, row in pairs if t == table])
         with self._lock:
@@ -144,16 +156,13 @@ class Waiting:
                 else now
             )
             self._pop("tcp_rtt", oldest - RTT_HOLD_S, 1 << 30)
-            alone = [
-                (t, self._pop(t, now if everything and not waiting else oldest - CHILD_HOLD_S, MAX_ROWS))
-                for t in _CHILDREN
-            ]
-            alone += [(t, self._pop(t, now, MAX_ROWS)) for t in ("tcp_connect", "clock_change")]
+            until = now if everything and not waiting else oldest - CHILD_HOLD_S
+            alone = [(t, *self._pop_alone(t, until)) for t in _ALONE]
             findings = self._sorted_out(self._pop("finding", now, MAX_ROWS))
             ids = [(table, bytes(its_id)) for its_id in findings["finding_id"] for table in BESIDE_TABLES]
             details = {key: self._beside.pop(key) for key in ids if key in self._beside}
-        for table, rows in alone:
-            spans += encoder.roots(table, rows) if len(rows) else []
+        for table, rows, of in alone:
+            spans += encoder.roots(table, rows, of)
         return spans + encoder.findings(findings, details)
 
     def changed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -167,6 +176,8 @@ class Waiting:
         """Keeps all rows of one finding."""
         key = batch.table, bytes(batch.rows["finding_id"][0])
         with self._lock:
+            if batch.table == "evidence":
+                self._evidence.put(batch.rows)
             self._beside.pop(key, None)
             self._beside[key] = batch.rows
             while sum(rows.nbytes for rows in self._beside.values()) > _BESIDE_BYTES:
@@ -212,8 +223,8 @@ class Waiting:
     def _with_affected(
         self, decisions: np.ndarray, plain: np.ndarray, beside: Mapping[str, np.ndarray], now: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(the decisions, and those plain ones that a row affects; which of them are such)."""
-        kept = self._after_jump(plain)
+        """(the decisions, and those plain ones that a row affects or a finding names; which of them are such)."""
+        kept = self._after_jump(plain) | (self._findings("limiter_decision", plain) != b"")
         if len(plain) and any(t in beside for t in _CHILDREN):
             kept[list({d for d, _, _ in children(plain, {t: beside[t] for t in _CHILDREN if t in beside})})] = True
         with self._lock:
@@ -223,9 +234,14 @@ class Waiting:
         return np.concatenate([decisions, affected]), certain
 
     def _informative(self, decisions: np.ndarray) -> np.ndarray:
-        """Decisions that always become spans: shape (n,) bool."""
+        """Decisions that become spans whatever comes after them: shape (n,) bool."""
         telling: np.ndarray = self._notable("limiter_decision", decisions) | self._after_jump(decisions)
         return telling
+
+    def _findings(self, table: str, rows: np.ndarray) -> np.ndarray:
+        """The finding that each row is evidence of; empty: none."""
+        with self._lock:
+            return self._evidence.findings(table, rows)
 
     def _after_jump(self, decisions: np.ndarray) -> np.ndarray:
         after: np.ndarray = np.zeros(len(decisions), np.bool_)
@@ -254,20 +270,20 @@ class Waiting:
         if how == "none" and batch.table in ("limiter_decision", "tcp_rtt"):
             rows = rows[:0]
         elif batch.table == "tcp_connect" or (batch.table == "limiter_decision" and how == "slow"):
-            rows = rows[self._notable(batch.table, rows)]
+            rows = rows[self._notable(batch.table, rows) | (self._findings(batch.table, rows) != b"")]
         return _without_hist(rows) if batch.table == "tcp_rtt" else rows
 
     def _notable(self, table: str, rows: np.ndarray) -> np.ndarray:
-        """Failed or slow: shape (n,) bool."""
-        names = rows.dtype.names or ()
-        notable: np.ndarray = np.ones(len(rows), np.bool_)
-        if "duration_ns" in names:
-            notable = np.asarray(rows["duration_ns"] >= self._config.slow_s * 1e9)
-        if "result" in names:
-            notable |= rows["result"] != TABLES[table].code(
-                "result", "allowed" if table == "limiter_decision" else "ok"
-            )
-        return notable
+        """Slow or failed, shape (n,) bool. No wait for input is slow, and no change of a clock that is routine."""
+        if table == "clock_change":
+            return ~np.isin(rows["kind"], _ROUTINE_KINDS)
+        slow_ns = self._config.slow_s * 1e9
+        notable: np.ndarray = np.asarray(rows["duration_ns"] >= slow_ns)
+        if table == "limiter_decision":
+            return notable | (rows["wait_ns"] >= slow_ns) | (rows["result"] == _ERROR)
+        if table == "slow_syscall":
+            return notable & (rows["kind"] != _WAITING)
+        return notable | (rows["result"] != TABLES[table].code("result", "ok"))
 
     def _within_rate(self, table: str, rows: np.ndarray, now: float) -> np.ndarray:
         """The rows within the rate, notable ones first; findings, clock changes and RTT rows are never many."""
@@ -306,6 +322,17 @@ class Waiting:
             self._plain_bytes -= rows.nbytes if table == _PLAIN else 0
             out.append((at, rows))
         return _joined(out) if out else np.empty(0, TABLES["limiter_decision" if table == _PLAIN else table].dtype)
+
+    def _pop_alone(self, table: str, until: float) -> tuple[np.ndarray, np.ndarray]:
+        """The next rows that arrived until then and become spans, at most MAX_ROWS; the finding of each, or empty."""
+        while True:
+            rows = self._pop(table, until, MAX_ROWS)
+            of = self._evidence.findings(table, rows)
+            kept = self._notable(table, rows) | (of != b"")
+            self.unsampled += int((~kept).sum())
+            if kept.any() or not len(rows):
+                self._evidence.joined(table, of)
+                return rows[kept], of[kept]
 
     def _put_back(self, table: str, pieces: list[_Piece], used: list[int]) -> None:
         """Holds rows again, without the used ones (indices into all pieces joined)."""

@@ -40,6 +40,7 @@ from agent.tables import TABLES
 
 _TABLE = TABLES["limiter_decision"]
 _SOURCE = _TABLE.code("source", "redis")
+_CLIENT, _SERVER = (_TABLE.code("role", name) for name in ("client", "server"))
 _SCRIPTS, _SEEN, _TEXT = 1024, 8192, 8192
 #: Django's caches put a version first.
 _PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
@@ -251,6 +252,7 @@ def _there(exchange: RedisExchange, script: str) -> str:
 def _who(row: np.void, flow: Flow) -> None:
     proc = flow.client_proc if flow.client_proc is not None else flow.server_proc
     if proc is not None:
+        row["role"] = _CLIENT if flow.client_proc is not None else _SERVER
         for name in ("pid", "tid", "proc_start_ns", "cgroup_id"):
             value = int(proc[name])
             row[name] = value if value < 1 << 62 and value != 0xFFFFFFFF else NULL_I64

@@ -13,9 +13,10 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common import process_cgroup
 from agent.common.fairness import UpperBound
+from agent.common.places import NOWHERE, ProcessPlace
 from agent.common.recent import Recent
 from agent.common.runtimes import RUNTIME_FILES
-from agent.service.place import NOWHERE, Cgroup, ProcessPlace, cgroups_of, container_of, names_of, unit_of
+from agent.service.place import Cgroup, cgroups_of, container_of, names_of, unit_of
 from agent.tables import TABLES
 
 #: Entries of each cache.
@@ -132,11 +133,20 @@ class Containers:
             self._placed[finding_id, pid] = found
         return self._placed[finding_id, pid]
 
+    def known(self, pid: int, start_ns: int, cgroup: int) -> ProcessPlace:
+        """The place of a process with rows that passed ``fill``; nowhere if it is unknown or not kept any more. May be
+        called from any thread: it only reads, and asks nobody.
+        """
+        return self._either(self._cgroups.get(cgroup, NOWHERE), lambda: self._processes.get((pid, start_ns), NOWHERE))
+
+    def _either(self, of_cgroup: ProcessPlace, of_process: Callable[[], ProcessPlace]) -> ProcessPlace:
+        if of_cgroup.container_id or not (self._version_1 or of_cgroup is NOWHERE):
+            return of_cgroup
+        found = of_process()
+        return of_cgroup if found is NOWHERE else found
+
     def _place(self, pid: int, start_ns: int, cgroup: int) -> ProcessPlace:
-        found = self._of_cgroup(cgroup)
-        if not found.container_id and (self._version_1 or found is NOWHERE):
-            of_process = self._of_process(pid, start_ns)
-            found = found if of_process is NOWHERE else of_process
+        found = self._either(self._of_cgroup(cgroup), lambda: self._of_process(pid, start_ns))
         if found is not NOWHERE:
             if self._latest.get(pid) is not found:
                 self._latest[pid] = found

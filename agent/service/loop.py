@@ -49,15 +49,22 @@ class Loop:
     """Sources in, sinks out. ``totals`` counts rows by table, ``lost`` records by (stage, source) since the start;
     ``lost_unknown``: the losses of unknown size.
 
-    store: takes every row first. filters: each gets the output of the one before, and returns what goes on.
-    each_second: called with CLOCK_BOOTTIME ns. removed: called with a source that is left out. Optional methods of
-    parts are in agent/contracts.py.
+    store: takes every row first. containers: knows where the rows' processes run. filters: each gets the output of the
+    one before, and returns what goes on. each_second: called with CLOCK_BOOTTIME ns. removed: called with a source that
+    is left out. Optional methods of parts are in agent/contracts.py.
     ``faults``: no part's fault ends the loop (agent/common/faults.py). A source's fault is a ``loss`` row without a
     count, a sink's is one with a count. A batch at which a filter fails goes on unchanged. Rows that the correlator has
     not judged are stored all the same (``unevaluated``).
     """
 
-    def __init__(self, sources: list[Source], store: Writer, correlator: Correlator, sinks: list[Sink]) -> None:
+    def __init__(
+        self,
+        sources: list[Source],
+        store: Writer,
+        correlator: Correlator,
+        sinks: list[Sink],
+        containers: Containers | None = None,
+    ) -> None:
         self.sources: list[Source] = []
         self.store, self.correlator, self.sinks = store, correlator, sinks
         self.totals: Counter[str] = Counter()
@@ -69,7 +76,7 @@ class Loop:
         self.each_second: list[Callable[[int], None]] = []
         self.stopping = False
         self.filters: list[Filter] = []
-        self.containers = Containers()
+        self.containers = containers or Containers()
         self._held: list[Batch] = []
         self._waiting: list[Batch] = []
         self._second_ns = self._advanced_ns = self._changed_ns = 0

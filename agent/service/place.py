@@ -14,30 +14,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from agent.columns import fitted
+from agent.common.places import ProcessPlace
 from agent.tables import TABLES
 
 MOUNT = b"/sys/fs/cgroup"
 _CONTAINER = re.compile(rb"(?:[\w.:-]*[-:])?([0-9a-f]{64})(?:\.scope)?")
 _UNIT = re.compile(rb"[\w:.\\@-]+\.(?:service|scope|socket|mount|swap)")
 _COLUMNS = TABLES["container"].by_name
-
-
-class ProcessPlace(NamedTuple):
-    """Values of the columns of these names (agent/tables), empty where unknown. unit: of the system's systemd; not the
-    scope that systemd has for a container.
-    """
-
-    unit: bytes = b""
-    container_id: bytes = b""
-    container_name: bytes = b""
-    image: bytes = b""
-    pod: bytes = b""
-    namespace: bytes = b""
-    pod_uid: bytes = b""
-    runtime: bytes = b""
-
-
-NOWHERE = ProcessPlace()
 
 
 class Cgroup(NamedTuple):

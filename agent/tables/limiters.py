@@ -57,6 +57,12 @@ DECLARED = (
             "reporter_uid",
             "real user id of the process that reported the decision; null: it was observed, or the user is unknown",
         ),
+        enum(
+            "role",
+            "client server",
+            "source redis: whether the process asked Redis (client), or is the Redis server that answered",
+            "network.role",
+        ),
         measure="duration_ns",
     ),
     table(

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from agent.batch import make
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
+from exporters.process_resource import ProcessResources
 from exporters.protobuf_pieces import Envelope, any_value
 from exporters.span_cells import attribute_of, cells_of
 from exporters.spans import SpanEncoder
@@ -55,8 +56,9 @@ def rows(n: int) -> np.ndarray:
 
 
 def ours(data: np.ndarray) -> bytes:
-    encoder = SpanEncoder("boot", lambda t: t + _WALL)
-    return Envelope({"service.name": "tickscope"}).request(encoder.roots("slow_syscall", data))
+    own = {"service.name": "tickscope"}
+    encoder = SpanEncoder("boot", lambda t: t + _WALL, ProcessResources(own))
+    return Envelope(own).spans(encoder.roots("slow_syscall", data))
 
 
 def messages(data: np.ndarray) -> bytes:

@@ -47,7 +47,8 @@ def address(text: str) -> np.void:
 
 def workload(now: int) -> list[Batch]:
     """Decisions of one thread a second apart in the past, the first CALLS of them with a slow call inside; handshakes
-    of another process; clock changes; one closed finding; RTT rows and retransmits for the metrics.
+    of another process; clock changes, which are evidence of one closed finding; RTT rows and retransmits for the
+    metrics.
     """
     at = now - np.arange(DECISIONS, dtype=np.int64) * 10**9
     code = TABLES["limiter_decision"].code
@@ -72,7 +73,7 @@ def workload(now: int) -> list[Batch]:
             t_ns=at,
             pid=41,
             tid=43,
-            duration_ns=20_000_000,
+            duration_ns=200_000_000,
             comm=b"api",
             limiter_id=b"orders",
             result=[code("result", "refused" if i % 2 else "allowed") for i in range(DECISIONS)],
@@ -83,8 +84,9 @@ def workload(now: int) -> list[Batch]:
             t_ns=at[:HANDSHAKES],
             pid=47,
             tid=47,
-            duration_ns=5_000_001,
+            duration_ns=150_000_001,
             comm=b"curl",
+            role=TABLES["tls_handshake"].code("role", "client"),
             library=b"openssl",
             result=TABLES["tls_handshake"].code("result", "ok"),
         ),
@@ -94,17 +96,19 @@ def workload(now: int) -> list[Batch]:
             t_ns=at[:CHANGES],
             pid=53,
             tid=53,
+            comm=b"chronyd",
             kind=TABLES["clock_change"].code("kind", "step"),
             size_ns=500_000,
         ),
         make(
             "evidence",
             1,
-            t_ns=now,
+            t_ns=now - CHANGES * 10**9,
             end_ns=now,
             as_of_ns=now,
             finding_id=b"f1",
             table=b"clock_change",
+            role=TABLES["evidence"].code("role", "timeline"),
             what=b"step",
             value=500_000,
             unit=b"ns",

@@ -46,6 +46,7 @@ class Prometheus(ServerProcess):
                 f"--config.file={directory}/prometheus.yml",
                 f"--storage.tsdb.path={directory}/data",
                 f"--web.listen-address=127.0.0.1:{self.port}",
+                "--enable-feature=exemplar-storage",
                 "--log.level=warn",
             ]
         )

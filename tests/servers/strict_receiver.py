@@ -7,6 +7,7 @@ told how to answer the next requests.
 
 from __future__ import annotations
 
+import bisect
 import gzip
 import threading
 from collections import deque
@@ -148,10 +149,10 @@ class StrictReceiver:
                     kept.append(item)
 
     def _check_span(self, span: Span) -> None:
-        """Also against its parent, where that came before it."""
+        """Also against its parent, where that came before it; evidence of a finding may lie outside."""
         _check_span(span)
         parent = self._by_id.get((span.trace_id, span.parent_span_id))
-        if parent is not None:
+        if parent is not None and not parent.name.startswith("finding "):
             inside = (
                 parent.start_time_unix_nano
                 <= span.start_time_unix_nano
@@ -238,6 +239,10 @@ def _check_buckets(name: str, point: Any) -> None:
     _require(len(counts) == len(bounds) + 1, f"{name}: {len(counts)} buckets of {len(bounds)} bounds")
     _require(bounds == sorted(set(bounds)), f"{name}: bounds do not rise")
     _require(sum(counts) == point.count, f"{name}: {sum(counts)} in buckets, count {point.count}")
+    for one in point.exemplars:
+        _require(len(one.trace_id) == 16 and len(one.span_id) == 8, f"{name}: an exemplar without a span")
+        _require(one.time_unix_nano > _YEAR_2020_NS, f"{name}: an exemplar at {one.time_unix_nano}")
+        _require(counts[bisect.bisect_left(bounds, one.as_double)] > 0, f"{name}: an exemplar in an empty bucket")
     if point.HasField("min") and point.HasField("max"):
         _require(point.min <= point.max, f"{name}: min above max")
 

@@ -61,6 +61,10 @@ class Collector:
             if m["name"] == name
         ]
 
+    def exemplars(self, name: str) -> list[dict[str, Any]]:
+        points = [p for m in self.metrics(name) for p in m["histogram"]["dataPoints"]]
+        return [one for p in points for one in p.get("exemplars", [])]
+
     def records(self) -> list[dict[str, Any]]:
         return [
             x
@@ -70,9 +74,10 @@ class Collector:
             for x in g["logRecords"]
         ]
 
-    def resource(self) -> dict[str, str]:
-        first = next(r for doc in self.lines() for r in doc.get("resourceSpans", []))
-        return {a["key"]: a["value"]["stringValue"] for a in first["resource"]["attributes"]}
+    def resources(self) -> list[dict[str, str]]:
+        """Of spans."""
+        found = [r["resource"]["attributes"] for doc in self.lines() for r in doc.get("resourceSpans", [])]
+        return [{a["key"]: str(next(iter(a["value"].values()))) for a in one} for one in found]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +144,12 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         for call in calls:
             assert decisions[call["parentSpanId"]]["traceId"] == call["traceId"]
             assert int(call["endTimeUnixNano"]) - int(call["startTimeUnixNano"]) == 11_000_003
-        assert collector.resource()["host.boot.id"] == BOOT_ID
+        assert {r["host.boot.id"] for r in collector.resources()} == {BOOT_ID}
+        services = {r["service.name"] for r in collector.resources()}
+        assert services == {"tickscope", "api", "curl", "chronyd"}
+        finding = next(s for s in spans if s["name"] == "finding clock_step")
+        evidence = [s for s in spans if s["name"] == "clock step"]
+        assert {(s["traceId"], s["parentSpanId"]) for s in evidence} == {(finding["traceId"], finding["spanId"])}
         rtt = collector.metrics("tickscope.tcp.rtt")[0]
         point = rtt["histogram"]["dataPoints"][0]
         counted = {
@@ -147,6 +157,11 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         }
         assert (rtt["unit"], counted) == ("s", {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS})
         assert point["count"] == str(3 * RTT_ROWS)
+        handshakes = {(s["traceId"], s["spanId"]) for s in spans if s["name"] == "tls handshake"}
+        until(lambda: bool(collector.exemplars("tickscope.tls.handshake.duration")))
+        exemplars = collector.exemplars("tickscope.tls.handshake.duration")
+        assert {one["asDouble"] for one in exemplars} == {0.150000001}
+        assert {(one["traceId"], one["spanId"]) for one in exemplars} <= handshakes
         sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]
         assert [p["asInt"] for p in sums["dataPoints"]] == [str(RETRANSMITS), "0", "0", "0"]
         assert sums["isMonotonic"]

@@ -72,9 +72,10 @@ def agent(tmp_path: Path, receiver: StrictReceiver) -> Iterator[Agent]:
 
 
 def children(receiver: StrictReceiver) -> list[tuple[Span, Span]]:
-    """With their parents."""
+    """With their parents, which are decisions; not the evidence of a finding."""
     spans = {(span.trace_id, span.span_id): span for span in list(receiver.spans)}
-    return [(span, spans[span.trace_id, span.parent_span_id]) for span in spans.values() if span.parent_span_id]
+    of = [(span, spans.get((span.trace_id, span.parent_span_id))) for span in spans.values()]
+    return [(span, parent) for span, parent in of if parent is not None and parent.name.startswith("decision ")]
 
 
 def test_children_lie_inside_their_decisions(agent: Agent, receiver: StrictReceiver, certs: Path) -> None:

@@ -38,7 +38,7 @@ from tests.servers.otlp_load import (
     spans_only,
     workload,
 )
-from tests.servers.strict_receiver import Answer, StrictReceiver, attributes
+from tests.servers.strict_receiver import Answer, Span, StrictReceiver, attributes
 
 
 @pytest.fixture(params=["http/protobuf", "grpc"])
@@ -77,6 +77,11 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
     until(lambda: len(receiver.spans) >= SPANS and len(receiver.metrics) > 0)
     sink.close()
     assert receiver.violations == []
+    handshakes = {(s.trace_id, s.span_id) for s in receiver.spans if s.name == "tls handshake"}
+    histograms = [m.histogram for m in receiver.metrics if m.name == "tickscope.tls.handshake.duration"]
+    exemplars = [one for h in histograms for point in h.data_points for one in point.exemplars]
+    assert {one.as_double for one in exemplars} == {0.150000001}
+    assert {(one.trace_id, one.span_id) for one in exemplars} <= handshakes
     names = [s.name for s in receiver.spans]
     assert len(names) == SPANS
     assert len({s.span_id for s in receiver.spans}) == SPANS
@@ -100,8 +105,14 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
         assert call.end_time_unix_nano - call.start_time_unix_nano == 11_000_003
     state = sink.state()
     assert (state["sent_spans"], state["rejected"], state["dropped"], state["state"]) == (SPANS, 0, 0, "ok")
-    assert receiver.resources[0]["service.name"] == "tickscope"
-    assert receiver.resources[0]["os.type"] == "linux"
+    services = {r["service.name"]: r.get("process.pid") for r in receiver.resources}
+    assert services == {"tickscope": None, "api": 41, "curl": 47, "chronyd": 53}
+    assert {r["os.type"] for r in receiver.resources} == {"linux"}
+    kinds = {s.name: s.kind for s in receiver.spans}
+    assert (kinds["tls handshake"], kinds["syscall fsync"]) == (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_INTERNAL)
+    finding = next(s for s in receiver.spans if s.name == "finding clock_step")
+    evidence = [s for s in receiver.spans if s.name == "clock step"]
+    assert {(s.trace_id, s.parent_span_id) for s in evidence} == {(finding.trace_id, finding.span_id)}
 
 
 def test_kernel_buckets_become_histogram_points(
@@ -210,7 +221,7 @@ def test_a_decision_joins_the_trace_of_its_request(
             "limiter_decision",
             2,
             t_ns=boot_ns(),
-            result=1,
+            result=TABLES["limiter_decision"].code("result", "error"),
             trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
             span_id=[b"b7ad6b7169203331", b"x"],
         )
@@ -537,7 +548,7 @@ def test_each_signal_has_its_own_last_error(started: list[OtlpExporter]) -> None
     with StrictReceiver() as receiver:
         receiver.answers.append(Answer(rejected=5, message="five too many"))
         store = MetricStore()
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", store)
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", store, interval_s=5)  # spans of lone events wait for 2 s
         started.append(sink)
         sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
         until(lambda: sink.state()["rejected"] == 5)

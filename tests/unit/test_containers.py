@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.common.places import NOWHERE
 from agent.probes.exec import STARTED
 from agent.service.containers import AGAIN_NS, Containers
 
@@ -118,3 +119,12 @@ def test_findings_get_the_places_of_both_processes_and_keep_them(tmp_path: Path)
         ]
         assert (one["culprit_unit"], one["culprit_pod"]) == (b"chrony.service", b"")
         seen(1 << 29, 6)  # another process got the pid
+
+
+def test_places_are_known_to_exporters_once_rows_have_passed() -> None:
+    containers, calls = asked(lambda _: "/sys/fs/cgroup/system.slice/redis-server.service")
+    assert containers.known(1 << 29, 7, 5) == NOWHERE
+    containers.fill(rows(5))
+    assert containers.known(1 << 29, 7, 5).unit == b"redis-server.service"
+    assert containers.known(1 << 29, 7, 9) == NOWHERE
+    assert calls == [5]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.address import peer_bytes
+from agent.common.clocks import boot_ns
 from agent.correlate.catalogue import causes, symptoms
 from agent.tables import CAUSES, SYMPTOMS, TABLES
 from exporters.aggregate import GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore
@@ -24,6 +27,8 @@ from exporters.metric import OTHER, Metric
 from exporters.metrics import MAX_SERIES, METRICS, NOT_INCIDENTS
 from exporters.page_settings import MAX_SAMPLES
 from exporters.points import PointEncoder
+from exporters.process_resource import ProcessResources
+from exporters.spans import SpanEncoder
 
 _S = 10**9
 
@@ -817,3 +822,68 @@ def test_what_was_not_committed_is_in_the_next_delta() -> None:
     assert [MetricMessage.FromString(m).sum.data_points[0].as_int for m in (both, message)] == [7, 7]
     encoder.committed()
     assert encoder.encode(store.collect(), 3 * _S) == ([], 0)
+
+
+_HIST = np.zeros((1, 64), np.uint32)
+_HIST[0, 20] = 1
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "counted", "name", "value_s"),
+    [
+        ("tls_handshake", {"duration_ns": 150_000_000, "result": 0}, None, "tickscope.tls.handshake.duration", 0.15),
+        ("tcp_connect", {"duration_ns": 150_000_000, "result": 1}, None, "tickscope.tcp.connect.duration", 0.15),
+        (
+            "limiter_decision",
+            {"duration_ns": 150_000_000, "wait_ns": 100_000_000, "result": 2},
+            None,
+            "tickscope.limiter.decision.duration",
+            0.05,
+        ),
+        ("limiter_decision", {"wait_ns": 100_000_000, "result": 2}, None, "tickscope.limiter.wait", 0.1),
+        ("clock_change", {"kind": 0, "size_ns": -2_000_000_000, "direction": 1}, None, "ntp.jump.size", 2.0),
+        (
+            "slow_syscall",
+            {"syscall": b"fsync", "kind": 0, "basis": 2, "duration_ns": 3_000_000, "blocked_ns": 2_000_000},
+            ("syscall_latency", {"syscall": b"fsync", "kind": 0, "basis": 2, "hist": _HIST, "sum_ns": 2_000_000}),
+            "tickscope.syscall.duration",
+            0.002,
+        ),
+    ],
+)
+def test_sent_spans_are_exemplars_of_the_histograms_that_count_them(
+    table: str, columns: dict[str, Any], counted: tuple[str, dict[str, Any]] | None, name: str, value_s: float
+) -> None:
+    store, points = MetricStore(), PointEncoder("cumulative", lambda t: t + _EPOCH, 0)
+    rows = make(table, 1, t_ns=_S, pid=7, comm=b"api", **columns)
+    store.offer(make(counted[0], 1, t_ns=_S, pid=7, comm=b"api", **counted[1]) if counted else rows)
+    encoder = SpanEncoder("boot", lambda t: t + _EPOCH, ProcessResources({"service.name": "tickscope"}), store)
+    sent = encoder.decisions(rows.rows, [], {}) if table == "limiter_decision" else encoder.roots(table, rows.rows)
+    span = Span.FromString(sent[0].span)
+
+    def exemplars(now: int) -> list[Any]:
+        messages = map(MetricMessage.FromString, points.encode(store.collect(), now)[0])
+        data = next(m for m in messages if m.name == name).histogram.data_points
+        return [(point, one) for point in data for one in point.exemplars]
+
+    ((point, one),) = exemplars(boot_ns())
+    assert (one.trace_id, one.span_id, one.time_unix_nano) == (span.trace_id, span.span_id, _EPOCH + _S)
+    assert (one.as_double, point.count) == (value_s, 1)
+    place = int(np.searchsorted(point.explicit_bounds, one.as_double))
+    assert point.bucket_counts[place] == 1
+    assert exemplars(boot_ns()) == []  # each goes out once
+
+
+def test_a_span_whose_row_no_series_counts_is_no_exemplar() -> None:
+    store = MetricStore()
+    rows = make("slow_syscall", 1, t_ns=_S, syscall=b"fsync", kind=0, basis=2, blocked_ns=9).rows
+    SpanEncoder("boot", lambda t: t, ProcessResources({}), store).roots("slow_syscall", rows)
+    assert [s for _, series in store.collect() for s in series if s.exemplars] == []
+
+
+@pytest.mark.parametrize(("per_s", "schema", "error"), [(10**9, 0, 0.074), (10**6, 0, 0.049), (10**9, 5, 0.0062)])
+def test_exponential_schemas_have_no_bounds_of_ours(per_s: int, schema: int, error: float) -> None:
+    """The numbers of docs/metrics.md, "Native histograms"."""
+    exponent = np.log2(2.0 ** np.arange(10, 40) / per_s)
+    nearest = np.round(exponent * 2**schema) / 2**schema
+    assert np.abs(2 ** (exponent - nearest) - 1) == pytest.approx(error, abs=0.0005)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as text_parser
 
-from agent.batch import make
+from agent.batch import Batch, make
 from agent.errors import AgentError
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
@@ -26,7 +27,9 @@ from exporters.page_request import known_host
 from exporters.page_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES
 from exporters.page_settings import MetricsSettings
 from exporters.peer import owner
+from exporters.process_resource import ProcessResources
 from exporters.prometheus import FRESH_S, PrometheusEndpoint
+from exporters.spans import SpanEncoder
 from tests.patience import until
 
 
@@ -156,6 +159,39 @@ def test_promtool_finds_nothing_to_report(store: MetricStore) -> None:
         text=True,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.fixture
+def exemplified() -> tuple[MetricStore, Span]:
+    """Handshakes in a store, and the span of the slowest."""
+    store, rows = (
+        MetricStore(),
+        make(
+            "tls_handshake",
+            3,
+            t_ns=[1, 2, 3],
+            pid=7,
+            comm=b"curl",
+            role=0,
+            result=0,
+            duration_ns=[9_000_000, 0, 150_000_000],
+        ).rows,
+    )
+    store.offer(Batch("tls_handshake", rows))
+    encoder = SpanEncoder("boot", lambda t: t + 10**18, ProcessResources({"service.name": "tickscope"}), store)
+    return store, Span.FromString(encoder.roots("tls_handshake", rows[2:])[0].span)
+
+
+def test_exemplars_of_openmetrics_are_the_spans_that_were_sent(exemplified: tuple[MetricStore, Span]) -> None:
+    store, span = exemplified
+    text = render(store.collect(), {}, openmetrics=True)
+    family = next(f for f in openmetrics_parser(text) if f.name == "tickscope_tls_handshake_duration_seconds")
+    found = {s.labels["le"]: s.exemplar for s in family.samples if s.exemplar}
+    assert list(found) == ["0.268435456"]
+    (one,) = found.values()
+    assert one.labels == {"trace_id": span.trace_id.hex(), "span_id": span.span_id.hex()}
+    assert (one.value, float(one.timestamp)) == (0.15, 10**9)
+    assert "trace_id" not in render(store.collect(), {}, openmetrics=False)
 
 
 def test_counts_go_on(endpoint: PrometheusEndpoint, store: MetricStore) -> None:

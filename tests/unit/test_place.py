@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from agent.common import runtimes
+from agent.common.places import ProcessPlace
 from agent.common.runtimes import RUNTIME_FILES, RuntimeFile
 from agent.kernel import opening
 from agent.service.containers import MOST_BYTES, Containers
-from agent.service.place import Cgroup, ProcessPlace, cgroups_of, container_of, names_of, unit_of
+from agent.service.place import Cgroup, cgroups_of, container_of, names_of, unit_of
 
 ID, OTHER = "5eaf00d5" * 8, "0ddba115" * 8
 POD = "pod4f1c2d3e-0000-4000-8000-000000000001"

@@ -46,6 +46,7 @@ def test_a_decision_of_redis_rate() -> None:
         0,
     )
     assert (row["duration_ns"], row["pid"], row["comm"], row["step_immune"]) == (123_000, 4242, b"shop", 0)
+    assert TABLES["limiter_decision"].by_name["role"].word(row["role"]) == "client"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 19, 64])
