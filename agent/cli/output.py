@@ -133,11 +133,15 @@ def emit_doc(doc: Mapping[str, Any]) -> None:
         print(dumps({"schema": SCHEMA, **doc}))
 
 
-def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None]) -> None:
-    """Prints a document that is not rows: as JSON, or in the table format by ``human``."""
+def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None], row: Row | None = None) -> None:
+    """Prints a document that is not rows: as JSON, or in the table format by ``human``. row: the same as one row, for
+    csv; by default the document.
+    """
     if fmt == "table":
         with quiet_pipe():
             human()
+    elif fmt == "csv":
+        emit_rows([row or doc], fmt)
     else:
         emit_doc(doc)
 
