@@ -78,7 +78,7 @@ def test_unknown_columns_are_absent_and_known_ones_have_their_convention_names()
         "error.type": "ECONNREFUSED",
         "network.peer.address": "::1",
         "network.peer.port": 443,
-        "process.command": "caf\u00e9\ufffd",
+        "process.executable.name": "caf\u00e9\ufffd",
         "tickscope.result": "failed",
     }
     assert span.status.code == Status.STATUS_CODE_ERROR
