@@ -206,7 +206,10 @@ def _table(
     print(f"\x1b[1m{line}\x1b[0m" if coloured(sys.stdout) else line)
     while batch:
         for i in range(len(batch)):
-            print(*layout.lines({n: text[n][i] for n in sizes}, sizes, right), sep="\n")
+            row = layout.lines({n: text[n][i] for n in sizes}, sizes, right)
+            if under:
+                row = [f"\x1b[1m{part}\x1b[0m" if coloured(sys.stdout) else part for part in row]
+            print(*row, sep="\n")
             if under:
                 print(*layout.wrapped(text[below][i], width, "    "), sep="\n")
         batch = list(itertools.islice(rows, _TABLE_ROWS))

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.config_example import example, schema_text
-from tests.docs import SCHEMA, SETTINGS, pages
+from tests.docs import ROOT, SCHEMA, SETTINGS, pages
 from tests.docs.made import BLOCKS
+from tests.docs.pictures import PICTURES, drawn
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -33,3 +34,5 @@ if __name__ == "__main__":
     renew(SCHEMA, lambda _: schema_text())
     for page in pages():
         renew(page, current)
+    for name, picture in PICTURES.items():
+        renew(ROOT / "docs" / name, lambda _, one=picture: drawn(one))
