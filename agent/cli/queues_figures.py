@@ -58,7 +58,7 @@ def text(
 
 def _plot(series: QueueSeries, unit: str, columns: int, plain: bool, colour: bool, rows: int = 10) -> list[str]:
     most = max((piece.lag or 0 for piece in series.pieces), default=0) * 1.05 or 1.0
-    labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4) if value.is_integer()}
+    labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4) if value % 1 == 0}
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
     dots, at_x = Dots(room, rows), across(series, room)
