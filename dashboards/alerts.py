@@ -34,7 +34,7 @@ DOCS = "file:///opt/tickscope/docs"
 _NAME = {m.name: m.prometheus for m in METRICS}
 #: What identifies a queue, but for its partition.
 QUEUE = ("messaging_system", "tickscope_cluster", "messaging_destination_name", "messaging_consumer_group_name")
-_LIMITER = ("rate_limiting_limiter_id", "process_command", "direction")
+_LIMITER = ("rate_limiting_limiter_id", "process_executable_name", "direction")
 #: Symptoms with rules of their own.
 _CLOCK_SYMPTOMS = "|".join(CLOCK_ALERTS)
 
@@ -209,8 +209,8 @@ RULES = (
         f" or on (instance, {', '.join(_LIMITER)}) {_REFUSED}",
         "critical",
         "clock",
-        "Limiter {{ $labels.rate_limiting_limiter_id }} ({{ $labels.process_command }}) on {{ $labels.instance }}"
-        " refuses requests because the clock jumped {{ $labels.direction }}",
+        "Limiter {{ $labels.rate_limiting_limiter_id }} ({{ $labels.process_executable_name }}) on"
+        " {{ $labels.instance }} refuses requests because the clock jumped {{ $labels.direction }}",
         "{{ $value | humanize }} requests were refused in 5 minutes that would have been admitted without the jump."
         "{{ if $labels.tickscope_cause }} " + _BECAUSE + "{{ end }}",
         "tickscope limiters replay --jump last",

@@ -53,7 +53,9 @@ class Variable(NamedTuple):
 #: The first is on every dashboard.
 VARIABLES = {
     "instance": Variable("Node", "instance", "tickscope_build_info"),
-    "process": Variable("Process", "process_command", '{__name__=~"tickscope_(tcp|limiter|syscall|tls)_.+",NODES}'),
+    "process": Variable(
+        "Process", "process_executable_name", '{__name__=~"tickscope_(tcp|limiter|syscall|tls)_.+",NODES}'
+    ),
     "limiter": Variable("Limiter", "rate_limiting_limiter_id", "tickscope_limiter_decisions_by_limiter_total{NODES}"),
     "queue": Variable("Queue", "messaging_destination_name", "tickscope_queue_up{NODES}"),
     "cause": Variable("Cause", "tickscope_cause", "tickscope_findings_by_cause_total{NODES}"),
@@ -101,8 +103,14 @@ class Board(NamedTuple):
 
 
 _DAEMON = ("tickscope_daemon",)
-_SOCKETS = ("process_command", "tickscope_kind", "network_local_address", "network_local_port", "tickscope_device")
-_GAUGE = ("rate_limiting_limiter_id", "process_command", "tickscope_library")
+_SOCKETS = (
+    "process_executable_name",
+    "tickscope_kind",
+    "network_local_address",
+    "network_local_port",
+    "tickscope_device",
+)
+_GAUGE = ("rate_limiting_limiter_id", "process_executable_name", "tickscope_library")
 _DECISIONS = Panel(
     "Decisions", "tickscope.limiter.decisions.by_limiter", ("rate_limiting_limiter_id", "rate_limiting_result")
 )
@@ -155,15 +163,21 @@ BOARDS: dict[str, Board] = {
                 _SYNCHRONISED,
             ),
             "Network and system calls": (
-                Panel("RTT, p99", "tickscope.tcp.rtt", ("process_command", "network_role"), 0.99),
-                Panel("Retransmits", "tickscope.tcp.retransmits.by_process", ("process_command", "tickscope_kind")),
+                Panel("RTT, p99", "tickscope.tcp.rtt", ("process_executable_name", "network_role"), 0.99),
+                Panel(
+                    "Retransmits", "tickscope.tcp.retransmits.by_process", ("process_executable_name", "tickscope_kind")
+                ),
                 Panel("Connects", "tickscope.tcp.connects", ("tickscope_result",)),
-                Panel("Resets", "tickscope.tcp.resets.by_process", ("process_command", "network_io_direction")),
+                Panel("Resets", "tickscope.tcp.resets.by_process", ("process_executable_name", "network_io_direction")),
                 Panel("TLS handshakes", "tickscope.tls.handshakes", ("tickscope_result", "network_role")),
-                Panel("TLS handshake, p99", "tickscope.tls.handshake.duration", ("process_command",), 0.99),
-                Panel("Time to answer, p99", "tickscope.service.duration", ("process_command",), 0.99),
+                Panel("TLS handshake, p99", "tickscope.tls.handshake.duration", ("process_executable_name",), 0.99),
+                Panel("Time to answer, p99", "tickscope.service.duration", ("process_executable_name",), 0.99),
                 Panel("DNS lookups from 0.2 ms, p99", "tickscope.dns.lookup.duration", ("tickscope_result",), 0.99),
-                Panel("Slow system calls", "tickscope.syscall.slow.by_process", ("process_command", "syscall_name")),
+                Panel(
+                    "Slow system calls",
+                    "tickscope.syscall.slow.by_process",
+                    ("process_executable_name", "syscall_name"),
+                ),
                 Panel(
                     "Blocked calls that waited for a CPU",
                     "tickscope.syscall.run_queue.by_call",
@@ -183,7 +197,7 @@ BOARDS: dict[str, Board] = {
                 Panel(
                     "Clock changes, by process",
                     "tickscope.clock.changes.by_process",
-                    ("tickscope_kind", "process_command", "tickscope_via"),
+                    ("tickscope_kind", "process_executable_name", "tickscope_via"),
                 ),
                 Panel("Notices of jumps", "tickscope.clock.notices", ("tickscope_channel",)),
                 Panel("Notices not delivered", "tickscope.clock.notices.failed", ("tickscope_channel",)),
@@ -232,12 +246,12 @@ BOARDS: dict[str, Board] = {
                 Panel(
                     "Admitted too many after a jump",
                     "tickscope.limiter.over_admitted.by_limiter",
-                    ("rate_limiting_limiter_id", "process_command", "direction"),
+                    ("rate_limiting_limiter_id", "process_executable_name", "direction"),
                 ),
                 Panel(
                     "Wrongly refused after a jump",
                     "tickscope.limiter.wrongly_refused.by_limiter",
-                    ("rate_limiting_limiter_id", "process_command", "direction"),
+                    ("rate_limiting_limiter_id", "process_executable_name", "direction"),
                 ),
                 _JUMPS,
                 Panel("Pending re-anchorings", "tickscope.clock.pending_reanchorings"),

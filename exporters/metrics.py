@@ -54,7 +54,7 @@ _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
 _JUMPED = ("direction", ("forward", "backward"))
 _COUNTED = ("quality", ("exact", "bounded"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
-_LIMITER_GAUGE = ("rate_limiting.limiter.id", "process.command", "tickscope.library")
+_LIMITER_GAUGE = ("rate_limiting.limiter.id", "process.executable.name", "tickscope.library")
 #: Columns of a finding -> attributes of ``tickscope.finding.open``.
 FINDING = {
     name: TABLES["finding"].by_name[name].attribute or f"tickscope.{name}"

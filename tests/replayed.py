@@ -34,6 +34,8 @@ from tests.lab.small import NAME, SECOND, unpack
 LAB = Path(__file__).parent / "unit/data/lab"
 #: CLOCK_REALTIME at boot of the host of ``filled``, Unix ns: 2026-11-20 09:13:20 UTC.
 BOOTED_NS = 1_795_166_000 * SECOND
+#: A running agent samples the wall clock's offset this often.
+SAMPLED_NS = 10 * SECOND
 #: Until a finding is closed: seconds without its symptom.
 _QUIET_S = 12
 _WALL_OFFSETS = {"real_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "real_raw_ns"}
@@ -119,9 +121,9 @@ def moved(events: Iterable[Event], later_ns: int, wall_later_ns: int, started_la
         yield Batch(event.table, rows)
 
 
-def _offset(t_ns: int, real_mono_ns: int) -> Batch:
-    """A row of the history of the wall clock's offset from CLOCK_MONOTONIC."""
-    return make("clock_offset", 1, t_ns=t_ns, real_mono_ns=real_mono_ns, boot_mono_ns=0, err_ns=1000, cut=1)
+def _offset(t_ns: int, real_mono_ns: int, cut: int = 1) -> Batch:
+    """A row of the history of the wall clock's offset from CLOCK_MONOTONIC. cut: 0 if it did not change."""
+    return make("clock_offset", 1, t_ns=t_ns, real_mono_ns=real_mono_ns, boot_mono_ns=0, err_ns=1000, cut=cut)
 
 
 def _offsets(batch: Batch, booted_ns: int) -> Iterator[tuple[int, Batch]]:
@@ -148,7 +150,7 @@ def fill(
     wall_ns = time.time_ns() - boot_ns()
     left_ns = sum(spent(events)[1] - spent(events)[0] for _, events in recordings)
     store.append([_offset(now_ns - left_ns, wall_ns) if booted_ns is None else _offset(1, booted_ns)])
-    started_later_ns = 0
+    started_later_ns = sampled_ns = 0
     for head, events in recordings:
         again: Iterable[Event] = events
         if booted_ns is None:
@@ -169,6 +171,9 @@ def fill(
                         store.append([row])
                         booted_ns = changed_ns
             else:
+                if booted_ns is not None and event // SAMPLED_NS > sampled_ns // SAMPLED_NS:
+                    store.append([_offset(event, booted_ns, cut=0)])
+                    sampled_ns = event
                 if ahead_s:
                     time.sleep(max(0.0, (event - boot_ns()) / 1e9))
                 store.append(correlator.advance(event), event)

@@ -153,7 +153,7 @@ def framed(lines: Sequence[str], labels: Mapping[int, str], axis: str, plain: bo
 def timeline(series: Timed, left: int, room: int, plain: bool, colour: bool) -> list[str]:
     """The lines below a plot: an arrow under each jump, times, and the largest jumps. left: width of the labels."""
     at_x, indent = across(series, room), " " * (left + 2)
-    out = [indent + arrows(series, room, at_x, plain, colour)] if series.steps else []
+    out = [indent + line for line in arrows(series, room, at_x, plain, colour)]
     out.append(indent + clock_line(series, room, at_x))
     largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
     return [*out, *(step_line(step, plain, colour) for step in largest)]
@@ -163,11 +163,16 @@ def arrow(step: WallStep, plain: bool) -> str:
     return ("^" if plain else "▲") if step.size_ns > 0 else ("v" if plain else "▼")
 
 
-def arrows(series: Timed, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
-    cells = [" "] * room
+def arrows(series: Timed, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> list[str]:
+    """A line with an arrow under each jump; two, one for each direction, if both have an arrow in the same column."""
+    columns: tuple[set[int], set[int]] = (set(), set())
     for step in series.steps:
-        cells[min(at_x(step.t_ns) // 2, room - 1)] = arrow(step, plain)
-    return "".join(paint(c, "32" if c in "^▲" else "31", colour) if c != " " else c for c in cells).rstrip()
+        columns[step.size_ns < 0].add(min(at_x(step.t_ns) // 2, room - 1))
+    up, down = (paint("^" if plain else "▲", "32", colour), paint("v" if plain else "▼", "31", colour))
+    marks = [{**dict.fromkeys(columns[0], up), **dict.fromkeys(columns[1], down)}]
+    if columns[0] & columns[1]:
+        marks = [dict.fromkeys(columns[0], up), dict.fromkeys(columns[1], down)]
+    return ["".join(line.get(x, " ") for x in range(room)).rstrip() for line in marks if line]
 
 
 def clock_line(series: Timed, room: int, at_x: Callable[[int], int]) -> str:

@@ -62,6 +62,7 @@ def command(finding: str, fmt: str, store: str) -> None:
         {"finding": explained.row, "investigations": explained.profiles, "gaps": gaps},
         fmt,
         lambda: click.echo("\n".join(map(printable, explained.lines()))),
+        {**explained.row, "investigations": explained.profiles, "gaps": gaps},
     )
 
 

@@ -68,7 +68,7 @@ def list_(fmt: str) -> None:
 
 
 @command.command("run")
-@click.argument("names", nargs=-1, required=True, metavar="KIND...")
+@click.argument("names", type=options.LabKind(), nargs=-1, required=True, metavar="KIND...")
 @click.option(
     "--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same faults."
 )
@@ -137,6 +137,7 @@ def run(
 @click.option(
     "--kind",
     "names",
+    type=options.LabKind(),
     multiple=True,
     metavar="KIND",
     help="Only these kinds; may be given several times [default: all].",

@@ -19,7 +19,7 @@ _NEAR = 5
 
 
 @click.command("show")
-@click.argument("limiter", metavar="ID")
+@click.argument("limiter", type=options.StoredName("limiter", "limiter_decision", "limiter_id"), metavar="ID")
 @options.since("From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.", "1h")
 @click.option("--until", metavar="TIME", help="Up to this time.")
 @click.option("--pid", type=click.IntRange(1), metavar="N", help="Only decisions of this process.")

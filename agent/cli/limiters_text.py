@@ -12,7 +12,7 @@ from agent.cli.limiters_series import LimiterSeries
 from agent.cli.output import coloured
 from agent.common.printable import printable
 
-#: The drawn series, the topmost last: name, colour, character for a terminal without Braille.
+#: The drawn series, the topmost last: name, colour, character where there is no colour, or no Braille.
 _SERIES = (("requested", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 
 
@@ -25,8 +25,9 @@ def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 1
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
     out = [printable(series.limiter_id)[:columns]]
+    letters = plain or not colour
     legend = (
-        f"{paint(mark if plain else '⣿' if name != 'limit' else '⠒', code, colour)} {name}"
+        f"{paint(mark if letters else '⣿' if name != 'limit' else '⠒', code, colour)} {name}"
         for name, code, mark in _SERIES
     )
     out.append(
@@ -34,7 +35,7 @@ def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 1
         + "   ".join(legend)
         + f", units a second, each {duration(series.pieces[0].to_ns - series.pieces[0].from_ns)}"
     )
-    out += framed(_drawn(series, room, rows, most, plain, colour), labels, ("-" if plain else "─") * room, plain)
+    out += framed(_drawn(series, room, rows, most, letters, colour), labels, ("-" if plain else "─") * room, plain)
     out += timeline(series, left, room, plain, colour)
     if (more := len(series.steps) - NAMED) > 0:
         out.append(f"  and {more:,} smaller jumps")
@@ -113,8 +114,8 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole * 100:.3g}%" if whole else "-"
 
 
-def _drawn(series: LimiterSeries, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
-    """Draws each series in its own layer. A character has the colour of the topmost layer."""
+def _drawn(series: LimiterSeries, room: int, rows: int, most: float, letters: bool, colour: bool) -> list[str]:
+    """Draws each series in its own layer. A character has the colour, or the letter, of the topmost layer."""
     at_x = across(series, room)
     grids = []
     for name, _, _ in _SERIES:
@@ -142,7 +143,7 @@ def _drawn(series: LimiterSeries, room: int, rows: int, most: float, plain: bool
             if top is None:
                 line += " "
             else:
-                shown = _SERIES[top][2] if plain else chr(0x2800 + (bits[0] | bits[1] | bits[2]))
+                shown = _SERIES[top][2] if letters else chr(0x2800 + (bits[0] | bits[1] | bits[2]))
                 line += paint(shown, _SERIES[top][1], colour)
         out.append(line)
     return out

@@ -59,7 +59,7 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
     metavar="S",
     help="Stop after this time: 90s, 5m.",
 )
-@options.output
+@options.live_output
 def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
     """Try the functions that FILE declares on process N: show ten decisions, or name the wrong line.
 

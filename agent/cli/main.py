@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -52,6 +53,8 @@ SECTIONS = {
         "completion": "Print a shell completion script.",
     },
 }
+#: Nothing more can be written to a file or device.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = {verb: text for section in SECTIONS.values() for verb, text in section.items()}
 
 
@@ -130,7 +133,15 @@ def main() -> None:
             " ".join(sys.argv).encode()
         except UnicodeEncodeError as error:
             raise AgentError("an argument is not UTF-8", exit_code=USAGE) from error
-        sys.exit(cli(prog_name="tickscope", standalone_mode=False))
+        try:
+            sys.exit(cli(prog_name="tickscope", standalone_mode=False))
+        except OSError as error:  # of click's own output: a verb's is written by agent/cli/output.py
+            if error.errno not in _FULL:
+                raise
+            from agent.cli.output import forget_stdout
+
+            forget_stdout()
+            raise AgentError("cannot write the output", why=str(error.strerror)) from error
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from agent.common.duration import parse_ns
+from agent.common.printable import printable
 from agent.errors import AgentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "/var/lib/tickscope"
+#: Names from the store that a completion offers at most.
+_OFFERED = 50
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
@@ -132,6 +136,45 @@ class Catalogue(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(name, help=one.meaning) for name, one in known if name.startswith(incomplete)]
 
 
+class StoredName(click.ParamType):  # type: ignore[type-arg]
+    """A text that the verb itself checks, completed with the names that rows of the last hour, or since --since, have
+    in this column of a table, the newest first.
+    """
+
+    def __init__(self, name: str, table: str, column: str) -> None:
+        self.name, self._table, self._column = name, table, column
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from agent.ask.question import GroupValue, Question, Where
+        from agent.store.sources import opened
+
+        store, since = ctx.params.get("store") or DEFAULT_STORE, ctx.params.get("since") or "1h"
+        question = Question(
+            self._table,
+            (self._column,),
+            (Where(self._column, "starts", incomplete),),
+            group=(self._column,),
+            values=(GroupValue("last_ns", "max", "t_ns"),),
+            order=("-last_ns",),
+            limit=_OFFERED,
+        )
+        with contextlib.suppress(AgentError), opened(store, [self._table], since) as source:
+            names = [row[self._column] for row in source.rows(question)]
+            return [CompletionItem(name) for name in names if name and name.isprintable()]
+        return []
+
+
+class LabKind(click.ParamType):  # type: ignore[type-arg]
+    """A kind of fault of the laboratory; the verb itself checks it."""
+
+    name = "kind"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from agent.lab.kind import kinds
+
+        return [CompletionItem(n, help=kind.meaning) for n, kind in kinds().items() if n.startswith(incomplete)]
+
+
 class FindingId(click.ParamType):  # type: ignore[type-arg]
     """A finding's id, the start of one, or ``last``; the verb itself checks it."""
 
@@ -144,8 +187,8 @@ class FindingId(click.ParamType):  # type: ignore[type-arg]
         found: list[tuple[str, str]] = []
         with contextlib.suppress(AgentError), opened(ctx.params.get("store") or DEFAULT_STORE, ["finding"]) as source:
             begins = Where("finding_id", "starts", incomplete)
-            newest = Question("finding", ("finding_id", "sentence"), (begins,), order=("-start_ns",), limit=50)
-            found = [(row["finding_id"], row["sentence"]) for row in source.rows(newest)]
+            newest = Question("finding", ("finding_id", "sentence"), (begins,), order=("-start_ns",), limit=_OFFERED)
+            found = [(row["finding_id"], printable(row["sentence"])) for row in source.rows(newest)]
         return [
             CompletionItem(name, help=text)
             for name, text in [("last", "the finding that started last"), *found]
@@ -195,9 +238,23 @@ def settings(*names: str) -> Callable[[F], F]:
     return add
 
 
-def output(function: F) -> F:
-    """``-o FORMAT``, passed as ``fmt``."""
+def live_output(function: F) -> F:
+    """``-o FORMAT``, passed as ``fmt``, of a verb that prints each row when it happens, and ends."""
     return _format("table", "Output format.")(function)
+
+
+def output(function: F) -> F:
+    """``-o FORMAT``, passed as ``fmt``. On a terminal, a pager shows what the verb prints."""
+
+    @functools.wraps(function)
+    def shown(*args: Any, no_pager: bool, **kwargs: Any) -> Any:
+        from agent.cli.pager import paged
+
+        with paged(not no_pager):
+            return function(*args, **kwargs)
+
+    text = "Do not page the output on a terminal (default: $PAGER, or less)."
+    return live_output(click.option("--no-pager", is_flag=True, help=text)(cast(F, shown)))
 
 
 def stream(default: str = "table") -> Callable[[F], F]:

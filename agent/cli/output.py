@@ -133,11 +133,15 @@ def emit_doc(doc: Mapping[str, Any]) -> None:
         print(dumps({"schema": SCHEMA, **doc}))
 
 
-def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None]) -> None:
-    """Prints a document that is not rows: as JSON, or in the table format by ``human``."""
+def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None], row: Row | None = None) -> None:
+    """Prints a document that is not rows: as JSON, or in the table format by ``human``. row: the same as one row, for
+    csv; by default the document.
+    """
     if fmt == "table":
         with quiet_pipe():
             human()
+    elif fmt == "csv":
+        emit_rows([row or doc], fmt)
     else:
         emit_doc(doc)
 
@@ -202,7 +206,10 @@ def _table(
     print(f"\x1b[1m{line}\x1b[0m" if coloured(sys.stdout) else line)
     while batch:
         for i in range(len(batch)):
-            print(*layout.lines({n: text[n][i] for n in sizes}, sizes, right), sep="\n")
+            row = layout.lines({n: text[n][i] for n in sizes}, sizes, right)
+            if under:
+                row = [f"\x1b[1m{part}\x1b[0m" if coloured(sys.stdout) else part for part in row]
+            print(*row, sep="\n")
             if under:
                 print(*layout.wrapped(text[below][i], width, "    "), sep="\n")
         batch = list(itertools.islice(rows, _TABLE_ROWS))

@@ -49,7 +49,8 @@ def text(
         all_rows = [queues_list.named(row) for row in rows]
         out += ["", *queues_text.broker_lines(all_rows, columns, colour, whole=True)]
     if clients:
-        out += ["", "clients on this host", *(printable(_client(series, one))[:columns] for one in clients)]
+        lines = (layout.wrapped(printable(_client(series, one)), columns, "  ") for one in clients)
+        out += ["", "clients on this host", *(line for each in lines for line in each)]
     if series.changes:
         out += ["", "changes of the state", *_changes(series, columns, colour)]
     return out
@@ -57,7 +58,7 @@ def text(
 
 def _plot(series: QueueSeries, unit: str, columns: int, plain: bool, colour: bool, rows: int = 10) -> list[str]:
     most = max((piece.lag or 0 for piece in series.pieces), default=0) * 1.05 or 1.0
-    labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4)}
+    labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4) if value % 1 == 0}
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
     dots, at_x = Dots(room, rows), across(series, room)
@@ -178,7 +179,7 @@ def _client(series: QueueSeries, one: ClientProcess) -> str:
     words = (("connects", one.connects), ("failed", one.failed), ("closed", one.closed), ("switches", one.switches))
     counts = ", ".join(f"{n} {word}" for word, n in words if n) or "connected before"
     who = f"{one.comm or '?'} {one.pid}" + (f" ({one.worker})" if one.worker else "")
-    return f"  {who}  {one.server}  {counts}, last {_when(series, one.last_ns)}"
+    return f"{who}  {one.server}  {counts}, last {_when(series, one.last_ns)}"
 
 
 def _when(series: QueueSeries, t_ns: int) -> str:
@@ -192,8 +193,9 @@ def _changes(series: QueueSeries, columns: int, colour: bool) -> list[str]:
     for change in series.changes:
         where = "" if change["partition"] is None else f"partition {change['partition']}: "
         status = str(change["status"] or "none")
-        head = f"  {_when(series, change['t_ns'])}  "
+        head = f"{_when(series, change['t_ns'])}  "
         rest = f"{where}{status}" + (f": {change['reason']}" if change["reason"] else "")
-        line = printable(head + rest)[:columns]
-        out.append(line.replace(status, paint(status, queues_text.status_colour(status), colour), 1))
+        first, *more = layout.wrapped(printable(head + rest), columns, "  ")
+        out.append(first.replace(status, paint(status, queues_text.status_colour(status), colour), 1))
+        out += more
     return out

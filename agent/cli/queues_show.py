@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=options.StoredName("queue", "queue_lag", "destination"), metavar="NAME")
 @click.option("--group", metavar="GROUP", help="The consumer group to plot [default: the one in the worst state].")
 @click.option("--cluster", metavar="CLUSTER", help="Only queues of this cluster or server.")
 @options.since("From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.", "1h")

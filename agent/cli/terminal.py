@@ -180,7 +180,7 @@ class Terminal:
         if size != self._size:
             self._size, self._shown = size, []
         changed = [
-            f"\x1b[{i + 1};1H{line}\x1b[K"
+            f"\x1b[{i + 1};1H\x1b[K{line}"  # erased first: behind the last column it would erase that
             for i, line in enumerate(lines)
             if i >= len(self._shown) or self._shown[i] != line
         ]

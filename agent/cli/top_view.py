@@ -199,7 +199,7 @@ class TopView:
             width = max(
                 (sum(columns(self._clean(text)) + 12 for text in one.cells.values()) for one in entries), default=80
             )
-            out += [[], *self._pane(name, width, 1 + max(len(entries), 1), focus=False)]
+            out += [[], *self._pane(name, width, 1 + max(len(entries), 1), focus=False, whole=True)]
         return out
 
     def _title(self, width: int) -> Line:
@@ -297,14 +297,16 @@ class TopView:
         longest = max((len(one.below) for one in entries), default=0)
         return min(most, -(-longest // max(width - 8, 1)))
 
-    def _pane(self, name: str, width: int, room: int, *, focus: bool) -> list[Line]:
-        """A heading, entries, and the whole text of the selected one, or of all, where there is room for it."""
+    def _pane(self, name: str, width: int, room: int, *, focus: bool, whole: bool = False) -> list[Line]:
+        """A heading, entries, and the whole text of the selected one, or of all, where there is room for it. whole: the
+        entries have the whole text.
+        """
         entries, shown, pane = self.visible(name), self._shown[name], self.panes[name]
         if room <= 0:
             return []
         at = self._index(entries, shown)
         below: dict[int, list[str]] = {}
-        if entries and (name == "findings" or self.zoomed) and room > 4:
+        if entries and (name == "findings" or self.zoomed) and room > 4 and not whole:
             most = min(_BELOW_ZOOMED if self.zoomed else _BELOW, room - 4)
             every = range(len(entries)) if name == "findings" and len(entries) < room else (at,)
             below = {i: _wrapped(self._clean(entries[i].below), width - 4, most) for i in every}

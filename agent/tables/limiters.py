@@ -113,7 +113,7 @@ DECLARED = (
         text("library", 48, "limiter library"),
         text("library_version", 24, "its version"),
         i64("pid", "process of the limiter; null: several processes share its state", "", "process.pid"),
-        text("comm", 16, "command name of that process", "process.command"),
+        text("comm", 16, "command name of that process", "process.executable.name"),
         i64("jump_t_ns", "time of the jump, CLOCK_BOOTTIME", "ns"),
         i64("size_ns", "size of the jump (negative: back)", "ns"),
         enum("direction", "forward backward", "direction of the jump", "direction"),

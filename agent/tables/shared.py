@@ -15,7 +15,7 @@ PROC = (
     i64("pid", "process (thread group) id in the host's pid namespace", "", "process.pid"),
     i64("tid", "thread id", "", "thread.id"),
     i64("proc_start_ns", "start of the process, CLOCK_BOOTTIME; identifies it together with pid", "ns"),
-    text("comm", 16, "command name", "process.command"),
+    text("comm", 16, "command name", "process.executable.name"),
     i64("cgroup_id", "cgroup v2 id", "", "linux.cgroup.id"),
     text("container_id", 64, "container id, from the cgroup path; of nested containers the outermost", "container.id"),
 )

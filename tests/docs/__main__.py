@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.config_example import example, schema, schema_text
-from tests.docs import SCHEMA, SETTINGS, VALUES, pages
+from tests.docs import ROOT, SCHEMA, SETTINGS, VALUES, pages
 from tests.docs.made import BLOCKS
+from tests.docs.pictures import PICTURES, drawn
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -42,3 +43,5 @@ if __name__ == "__main__":
     renew(VALUES, with_settings)
     for page in pages():
         renew(page, current)
+    for name, picture in PICTURES.items():
+        renew(ROOT / "docs" / name, lambda _, one=picture: drawn(one))

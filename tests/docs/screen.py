@@ -8,23 +8,35 @@ import pyte
 
 _ADVANCE, _LEADING, _SIZE, _MARGIN, _BAR = 7.83, 18, 13, 16, 30
 _STYLE = "font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
-_TEXT, _GROUND = "#d6dbe2", "#14181f"
+#: On a light and on a dark ground: of the window, of its title, and of what a terminal calls so.
 _COLOURS = {
-    "default": _TEXT,
-    "black": "#14181f",
-    "red": "#ff7b72",
-    "green": "#7ee787",
-    "brown": "#e3b341",
-    "cyan": "#56b6c2",
+    "ground": ("#ffffff", "#14181f"),
+    "title": ("#59636e", "#8b949e"),
+    "default": ("#1f2328", "#d6dbe2"),
+    "red": ("#b91c1c", "#ff7b72"),
+    "green": ("#116329", "#7ee787"),
+    "brown": ("#7d4e00", "#e3b341"),
+    "cyan": ("#0f6b73", "#56b6c2"),
 }
 
 
-def svg(screen: pyte.Screen, title: str) -> str:
-    """An SVG of the screen in a window with that title."""
+def _style(dark: int) -> str:
+    return " ".join(f".{name} {{ fill: {shades[dark]} }}" for name, shades in _COLOURS.items())
+
+
+_STYLES = (
+    f"<style>{_style(0)} rect.ground {{ stroke: #d0d7de }}"
+    f" @media (prefers-color-scheme: dark) {{ {_style(1)} rect.ground {{ stroke: none }} }}</style>"
+)
+
+
+def svg(screen: pyte.Screen, title: str, lines: int | None = None) -> str:
+    """An SVG of the screen, or of its first lines, in a window with that title, light or dark as its reader prefers."""
+    lines = screen.lines if lines is None else lines
     width = round(2 * _MARGIN + _ADVANCE * screen.columns)
-    height = _BAR + 2 * _MARGIN + _LEADING * screen.lines
-    rows = [part for y in range(screen.lines) for part in _line(screen, y)]
-    dots = "".join(f'<circle cx="{_MARGIN + 16 * i}" cy="{_BAR // 2}" r="5" fill="#5b6370"/>' for i in range(3))
+    height = _BAR + 2 * _MARGIN + _LEADING * lines
+    rows = [part for y in range(lines) for part in _line(screen, y)]
+    dots = "".join(f'<circle cx="{_MARGIN + 16 * i}" cy="{_BAR // 2}" r="5" class="title"/>' for i in range(3))
     return (
         "\n".join(
             (
@@ -32,10 +44,10 @@ def svg(screen: pyte.Screen, title: str) -> str:
                     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
                     f' height="{height}" font-size="{_SIZE}" style="{_STYLE}" role="img">'
                 ),
-                f"<title>{escape(title)}</title>",
-                f'<rect width="{width}" height="{height}" rx="8" fill="{_GROUND}"/>{dots}',
+                f"<title>{escape(title)}</title>{_STYLES}",
+                f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8" class="ground"/>{dots}',
                 (
-                    f'<text x="{width / 2:.0f}" y="{_BAR // 2 + 4}" fill="#8b949e"'
+                    f'<text x="{width / 2:.0f}" y="{_BAR // 2 + 4}" class="title"'
                     f' text-anchor="middle">{escape(title)}</text>'
                 ),
                 *rows,
@@ -53,8 +65,8 @@ def _line(screen: pyte.Screen, y: int) -> list[str]:
     for x in range(screen.columns):
         cell = screen.buffer[y][x]
         fg, bg = (cell.bg, cell.fg) if cell.reverse else (cell.fg, cell.bg)
-        front = _GROUND if cell.reverse and fg == "default" else _COLOURS.get(fg, _TEXT)
-        back = "" if bg == "default" and not cell.reverse else _COLOURS.get(bg, _TEXT)
+        front = "ground" if (cell.reverse and fg == "default") or fg == "black" else fg
+        back = "" if bg == "default" and not cell.reverse else bg
         look = (front, back, cell.bold)
         if runs and runs[-1][2] == look:
             runs[-1] = (runs[-1][0], runs[-1][1] + cell.data, look)
@@ -63,7 +75,7 @@ def _line(screen: pyte.Screen, y: int) -> list[str]:
     for start, text, (front, back, bold) in runs:
         if back:
             x, length = _MARGIN + _ADVANCE * start, _ADVANCE * len(text)
-            out.append(f'<rect x="{x:.1f}" y="{top}" width="{length:.1f}" height="{_LEADING}" fill="{back}"/>')
+            out.append(f'<rect x="{x:.1f}" y="{top}" width="{length:.1f}" height="{_LEADING}" class="{back}"/>')
         at = 0
         for word in text.split("  "):
             if shown := word.strip():
@@ -71,7 +83,7 @@ def _line(screen: pyte.Screen, y: int) -> list[str]:
                 weight = ' font-weight="bold"' if bold else ""
                 out.append(
                     f'<text x="{x:.1f}" y="{top + _SIZE}" textLength="{_ADVANCE * len(shown):.1f}"'
-                    f' lengthAdjust="spacingAndGlyphs" fill="{front}"{weight}>{escape(shown)}</text>'
+                    f' lengthAdjust="spacingAndGlyphs" class="{front}"{weight}>{escape(shown)}</text>'
                 )
             at += len(word) + 2
     return out

@@ -187,7 +187,7 @@ def as_shown(table: str, column: str) -> set[str]:
             "limiter_jump",
             "limiter_id",
         ),
-        ("tickscope_tcp_resets_by_process_total", "process_command", "tcp_reset", "comm"),
+        ("tickscope_tcp_resets_by_process_total", "process_executable_name", "tcp_reset", "comm"),
         ("ntp_source_offset_seconds", "tickscope_source", "clock_daemon", "source"),
         ("tickscope_finding_open", "tickscope_subject", "finding", "subject"),
     ],

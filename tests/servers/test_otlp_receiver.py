@@ -128,7 +128,7 @@ def test_kernel_buckets_become_histogram_points(
     assert counted == {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS}
     assert (point.count, point.min, point.max) == (3 * RTT_ROWS, 0.0002, 0.0006)
     assert point.sum == pytest.approx(3 * 0.000256 * RTT_ROWS)
-    assert attributes(point.attributes) == {"process.command": "api", "network.role": "client"}
+    assert attributes(point.attributes) == {"process.executable.name": "api", "network.role": "client"}
     retransmits = next(m for m in receiver.metrics if m.name == "tickscope.tcp.retransmits").sum
     assert retransmits.is_monotonic
     assert {attributes(p.attributes)["tickscope.kind"]: p.as_int for p in retransmits.data_points} == {

@@ -290,7 +290,7 @@ CASES = (
             **_CLOCK,
             **_HOST,
             "rate_limiting_limiter_id": "rate.Limiter@0xc0",
-            "process_command": "shop",
+            "process_executable_name": "shop",
             "direction": "backward",
             "tickscope_cause": "clock_step",
             "tickscope_culprit_comm": "chronyd",

@@ -92,9 +92,10 @@ def test_an_agent_that_does_not_answer_is_not_taken_for_none(tmp_path: Path) -> 
     assert reported.value.remedy == "tickscope status --wait 30"
 
 
-def test_an_output_that_cannot_be_written_is_reported() -> None:
+@pytest.mark.parametrize("argv", [["tables"], ["--help"], ["findings", "--help"], ["--version"], ["completion", "zsh"]])
+def test_an_output_that_cannot_be_written_is_reported(argv: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "agent", "tables"], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, "-m", "agent", *argv], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr

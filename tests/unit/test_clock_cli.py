@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.cli.clock_series import ClockSeries, WallStep
+from agent.cli.clock_text import across, arrows
 from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
 from agent.tables import TABLES
@@ -306,6 +309,22 @@ def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
         "comm" in on_terminal(store, "history", NO_COLOR="1", columns=80).split()
     )  # before it, the offset itself is left out
     assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", columns=60).splitlines()[:14]) <= 60
+
+
+@pytest.mark.parametrize(
+    ("jumps", "lines"),
+    [
+        (((100, -2), (101, 3), (400, 3)), [f"{'▲':>9}{'▲':>24}", f"{'▼':>9}"]),
+        (((100, -2), (400, 3)), [f"{'▼':>9}{'▲':>24}"]),
+        (((100, 2), (101, 3)), [f"{'▲':>9}"]),
+        ((), []),
+    ],
+)
+def test_each_jump_has_an_arrow(jumps: Sequence[tuple[int, int]], lines: list[str]) -> None:
+    """Also of two jumps in opposite directions in one column."""
+    steps = [WallStep(at * S, size * S, "", BASE + at * S) for at, size in jumps]
+    series = ClockSeries("h", 0, 900 * S, BASE, np.array([0]), np.array([0]), np.array([50]), steps, len(steps))
+    assert arrows(series, 73, across(series, 73), plain=False, colour=False) == lines
 
 
 def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:

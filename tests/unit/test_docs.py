@@ -30,6 +30,7 @@ from agent.tables import TABLES
 from tests.docs import ROOT, SCHEMA, SETTINGS, VALUES, made, pages
 from tests.docs.__main__ import BLOCK, current, with_settings
 from tests.docs.lines import arguments, programs, written
+from tests.docs.pictures import PICTURES, drawn
 from tests.docs.session import BLOCK as RAN
 from tests.unit.correlate_scenarios import broker_slow, run
 
@@ -53,6 +54,16 @@ def test_the_file_of_settings_is_made_of_the_declarations() -> None:
     assert SETTINGS.read_text() == example(), "run: python -m tests.docs"
     assert SCHEMA.read_text() == schema_text(), "run: python -m tests.docs"
     assert VALUES.read_text() == with_settings(VALUES.read_text()), "run: python -m tests.docs"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_commands_are_current(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == drawn(PICTURES[name]), "run: python -m tests.docs"
+
+
+def test_each_picture_is_on_a_page() -> None:
+    shown = {found for text in PAGES.values() for found in re.findall(r"!\[[^]]+\]\((?:docs/)?([^)]+)\)", text)}
+    assert shown == {file.name for file in (ROOT / "docs").iterdir() if file.suffix in (".svg", ".png")}
 
 
 def test_everything_that_can_be_made_is_somewhere() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import lzma
 import os
@@ -317,6 +319,13 @@ def test_explain_by_the_start_of_an_id(filled: Path) -> None:
         "lasted 1.4s",
     ):
         assert part in out, out
+
+
+def test_explain_as_csv_is_one_row_with_the_details(filled: Path) -> None:
+    done = tickscope("explain", "last", "--store", filled, "-o", "csv")
+    (row,) = csv.DictReader(io.StringIO(done.stdout.decode()))
+    found = json.loads(tickscope("explain", "last", "--store", filled, "-o", "json").stdout)["finding"]
+    assert row["finding_id"] == found["finding_id"] and json.loads(row["evidence"]) == found["evidence"]
 
 
 def test_explain_refuses_what_is_no_id_and_misses_what_is_none(filled: Path) -> None:

@@ -157,7 +157,7 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     assert "tickscope.limiter.watch_cost" not in reported
     assert dict(reported["tickscope.limiter.rate"][0].attributes) == {
         "rate_limiting.limiter.id": "shop:pay",
-        "process.command": "shop",
+        "process.executable.name": "shop",
         "tickscope.library": "x",
     }
     assert all({*dict(series[0].attributes)} == {*m.observed} for m, series in store.collect() if not m.table)

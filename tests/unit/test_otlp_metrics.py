@@ -310,9 +310,8 @@ def test_a_busy_node_is_a_page_below_5000_samples_that_counts_everything() -> No
     assert store.overflowed > 0
     # A flood of one label leaves every other metric some series of its own.
     store.offer(make("tcp_reset", 1, t_ns=2, comm=b"rare"))
-    assert [dict(s.attributes)["process.command"] for s in _series(store, "tickscope.tcp.resets.by_process")] == [
-        "rare"
-    ]
+    series = _series(store, "tickscope.tcp.resets.by_process")
+    assert [dict(s.attributes)["process.executable.name"] for s in series] == ["rare"]
     # Hours later what is gone makes room, in every metric, but for the series that are there from the start.
     late = 3 * SERIES_TTL_NS
     store.offer(
@@ -370,7 +369,7 @@ def test_full_detail_has_all_labels_and_buckets() -> None:
         store.offer(batch)
     calls = next((m, s) for m, s in store.collect() if m.name == "tickscope.syscall.duration")
     assert len(calls[1]) == MAX_SERIES
-    assert "process.command" in dict(calls[1][0].attributes)
+    assert "process.executable.name" in dict(calls[1][0].attributes)
     assert list(calls[0].powers) == list(range(10, 37))
 
 
@@ -599,7 +598,7 @@ def test_who_was_not_seen_for_long_makes_room() -> None:
     def reset(*names: bytes, t_ns: int) -> set[object]:
         store.offer(make("tcp_reset", len(names), t_ns=t_ns, comm=names))
         return {
-            dict(s.attributes).get("process.command", "overflow")
+            dict(s.attributes).get("process.executable.name", "overflow")
             for s in _series(store, "tickscope.tcp.resets.by_process")
         }
 

@@ -67,17 +67,18 @@ def _raw(endpoint: PrometheusEndpoint, request: bytes) -> bytes:
 def test_the_page(endpoint: PrometheusEndpoint) -> None:
     lines = _get(endpoint)
     assert 'target_info{service_name="tickscope"} 1' in lines
-    assert 'tickscope_tcp_resets_by_process_total{network_io_direction="sent",process_command="a\\"b\\\\c"} 7' in lines
+    labels = 'network_io_direction="sent",process_executable_name="a\\"b\\\\c"'
+    assert f"tickscope_tcp_resets_by_process_total{{{labels}}} 7" in lines
     assert "# TYPE tickscope_tcp_resets_total counter" in lines
     assert 'tickscope_tcp_resets_total{network_io_direction="received"} 0' in lines
     assert "tickscope_clock_offset_seconds 1700000000.1234567" in lines
     name = "tickscope_tls_handshake_duration_seconds"
-    assert f'{name}_bucket{{process_command="curl",le="1.6384e-05"}} 2' in lines
-    assert f'{name}_bucket{{process_command="curl",le="0.004194304"}} 2' in lines
-    assert f'{name}_bucket{{process_command="curl",le="0.008388608"}} 3' in lines
-    assert f'{name}_bucket{{process_command="curl",le="+Inf"}} 3' in lines
-    assert f'{name}_sum{{process_command="curl"}} 0.005001924' in lines
-    assert f'{name}_count{{process_command="curl"}} 3' in lines
+    assert f'{name}_bucket{{process_executable_name="curl",le="1.6384e-05"}} 2' in lines
+    assert f'{name}_bucket{{process_executable_name="curl",le="0.004194304"}} 2' in lines
+    assert f'{name}_bucket{{process_executable_name="curl",le="0.008388608"}} 3' in lines
+    assert f'{name}_bucket{{process_executable_name="curl",le="+Inf"}} 3' in lines
+    assert f'{name}_sum{{process_executable_name="curl"}} 0.005001924' in lines
+    assert f'{name}_count{{process_executable_name="curl"}} 3' in lines
     assert not any("nanoseconds" in line for line in lines)
 
 

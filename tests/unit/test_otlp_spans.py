@@ -108,7 +108,7 @@ def test_a_span_belongs_to_the_service_that_was_observed(place: dict[str, bytes]
     rows = make("slow_syscall", 2, t_ns=9, pid=41, proc_start_ns=5, cgroup_id=77, tid=[41, 43], comm=b"python3").rows
     found = [resource_of(one) for one in encoder.roots("slow_syscall", rows)]
     assert found[0] == found[1]
-    known = {"process.pid": 41, "process.command": "python3", "linux.cgroup.id": 77}
+    known = {"process.pid": 41, "process.executable.name": "python3", "linux.cgroup.id": 77}
     assert {**found[0], **known, **expected, "host.name": "web1", "k8s.node.name": "n7", "team": "red"} == found[0]
     assert {"service.version"} & found[0].keys() == set()
     assert found[0].get("k8s.pod.name") == expected.get("k8s.pod.name", place.get("pod", b"").decode() or None)
@@ -183,7 +183,7 @@ def test_unknown_columns_are_absent_and_known_ones_have_their_convention_names()
     ).rows
     (encoded,) = _encoder().roots("tcp_connect", rows)
     span = span_of(encoded)
-    assert resource_of(encoded)["process.command"] == "caf\u00e9\ufffd"
+    assert resource_of(encoded)["process.executable.name"] == "caf\u00e9\ufffd"
     assert attributes_of(span) == {
         "error.type": "ECONNREFUSED",
         "network.peer.address": "::1",

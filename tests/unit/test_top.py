@@ -197,6 +197,10 @@ def test_where_there_is_no_screen_it_is_one_page(filled: Path) -> None:
     done = tickscope("top", "--store", filled)
     assert done.returncode == 0 and b"\x1b" not in done.stdout
     assert all(name in done.stdout.decode() for name in PANES)
+    found = json.loads(tickscope("findings", "--since", "1h", "--store", filled, "-o", "json").stdout)["rows"]
+    sentences = [row["sentence"].split(",")[0] for row in found]
+    for sentence in set(sentences):
+        assert done.stdout.decode().count(sentence) == sentences.count(sentence), sentence
     with top(filled, 80, 24, TERM="dumb") as program:
         assert program.ended(40) == 0
         assert b"\x1b" not in program.raw and b"PROCESSES" in program.raw
