@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -209,7 +209,7 @@ class AlertmanagerNotifier(Notifier):
         return remedy(error, "Alertmanager (usually port 9093)", "notify.alertmanager")
 
 
-def _listed(parts: list[bytes]) -> bytes:
+def _listed(parts: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(filter(None, parts)) + b"]"
 
 

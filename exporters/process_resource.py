@@ -70,7 +70,7 @@ class ProcessResources:
 def process_attributes(pid: int, cgroup: int, comm: bytes, place: ProcessPlace) -> dict[str, Value]:
     """What tells a process from others, by the names of the conventions."""
     columns = {**TABLES["container"].by_name, **TABLES["slow_syscall"].by_name}
-    where = {name: found for name, value in place._asdict().items() if (found := text(value))}
+    where = {name: shown for name, value in place._asdict().items() if (shown := text(value))}
     command, pod, namespace = text(comm) or "", where.get("pod", ""), where.get("namespace", "")
     service = service_name(pod, where.get("container_name", ""), where.get("unit", ""), command)
     found: dict[str, Value] = {"service.name": service}
@@ -79,8 +79,9 @@ def process_attributes(pid: int, cgroup: int, comm: bytes, place: ProcessPlace) 
     if not pod and (name := where.pop("container_name", "")):
         found["container.name"] = name  # by its runtime; k8s.container.name is that of a pod's specification
     numbers = {"pid": pid, "cgroup_id": cgroup}
-    known = {**{n: v for n, v in numbers.items() if v != NULL_I64}, **({"comm": command} if command else {}), **where}
-    return {**found, **{columns[name].attribute: value for name, value in known.items()}}
+    known: dict[str, Value] = {name: value for name, value in numbers.items() if value != NULL_I64}
+    known |= {"comm": command} if command else {}
+    return {**found, **{columns[name].attribute: value for name, value in {**known, **where}.items()}}
 
 
 def service_name(pod: str, container: str, unit: str, command: str) -> str:

@@ -8,7 +8,7 @@ texts. ``verbatim`` keeps it from making links and mentions of plain words.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent.common.finding import CLOSED, REOPENED, FindingEvent, FindingEvents
@@ -76,7 +76,7 @@ class SlackNotifier(Notifier):
         return remedy(error, "Slack", "notify.slack")
 
 
-def _message(parts: list[bytes]) -> bytes:
+def _message(parts: Sequence[bytes]) -> bytes:
     """One message of several findings. text: what a notification on a phone shows."""
     each = [json.loads(part) for part in parts]
     whole = {

@@ -280,10 +280,12 @@ class Waiting:
         slow_ns = self._config.slow_s * 1e9
         notable: np.ndarray = np.asarray(rows["duration_ns"] >= slow_ns)
         if table == "limiter_decision":
-            return notable | (rows["wait_ns"] >= slow_ns) | (rows["result"] == _ERROR)
-        if table == "slow_syscall":
-            return notable & (rows["kind"] != _WAITING)
-        return notable | (rows["result"] != TABLES[table].code("result", "ok"))
+            notable |= (rows["wait_ns"] >= slow_ns) | (rows["result"] == _ERROR)
+        elif table == "slow_syscall":
+            notable &= rows["kind"] != _WAITING
+        else:
+            notable |= rows["result"] != TABLES[table].code("result", "ok")
+        return notable
 
     def _within_rate(self, table: str, rows: np.ndarray, now: float) -> np.ndarray:
         """The rows within the rate, notable ones first; findings, clock changes and RTT rows are never many."""

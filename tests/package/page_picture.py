@@ -1,5 +1,6 @@
 """Opens a URL of ``tickscope ui`` in Chromium, chooses the finding of a stopped process, and takes its picture:
-``python -m tests.package.page_picture URL FILE``. A program of its own, so that it can run in another network namespace.
+``python -m tests.package.page_picture URL FILE``. A program of its own, so that it can run in another network
+namespace.
 """
 
 from __future__ import annotations
