@@ -86,7 +86,7 @@ def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, w
     names = {each: [k for e, k in found if e == each] for each in subjects}
     curves = _curves(source, span, panel, where, [(each, k) for each in subjects for k in names[each][:CURVES]])
     drawn = []
-    for each in subjects:
+    for each in filter(curves.__getitem__, subjects):  # without known values there is nothing to draw
         of = f"{panel.each} = {literal(each)}" if each else "true"
         condition = " AND ".join(part for part in (panel.where, of) if part != "true")
         title = f"{panel.title}: {each}" if each else panel.title
