@@ -20,6 +20,7 @@ from agent.tables import TABLES
 from dashboards import alerts
 from dashboards.boards import BOARDS, VARIABLES, dashboard
 from exporters.fold import DRIFT_SPAN_NS
+from tests.found import HOSTILE
 from tests.patience import until
 from tests.replayed import SECOND, Replayed, session
 from tests.servers.prometheus import Prometheus
@@ -28,18 +29,7 @@ from tests.servers.prometheus import Prometheus
 _SESSIONS = ("0020-0", "4038-0", "6008-0", "6008-3")
 _HIST = [0] * 20 + [3] + [0] * 43
 #: Text of others, in names of queues, limiters and processes.
-HOSTILE = [
-    b'a"b\\c',
-    b"two\nlines\r",
-    b"<img src=x onerror=alert(1)>",
-    b"$__interval ${__from} $instance",
-    b"{{ $labels.instance }} {{ .Value }}",
-    b"\x1b[31mred\x1b[0m \xe2\x80\xae gnirts",
-    b'"} 1\ntickscope_fake{x="',
-    b"\xff\xfe",
-    b".*|^(?",
-    b"nul\x00byte",
-]
+_NAMES = [name.encode(errors="surrogateescape") for name in HOSTILE.values()]
 
 
 def rows(t_ns: int, name: bytes) -> Iterator[Batch]:
@@ -113,7 +103,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
         going = {name: nodes[name].seconds(session(name)) for name in _SESSIONS}
         for turn in range(3):
-            for at, name in enumerate([b"made", *HOSTILE]):
+            for at, name in enumerate([b"made", *_NAMES]):
                 node = nodes["hostile" if at else "made"]
                 node.offer(*rows(turn * (DRIFT_SPAN_NS + SECOND) + SECOND, name))
             for node in nodes.values():
@@ -174,7 +164,7 @@ def test_what_an_alert_compares_has_data(server: Prometheus, rule: alerts.Rule) 
 def as_shown(table: str, column: str) -> set[str]:
     """The hostile names, as a column holds them: cut at its width, and what is not UTF-8 replaced."""
     width = TABLES[table].by_name[column].dtype.itemsize
-    return {name[:width].decode("utf-8", "replace") for name in HOSTILE}
+    return {name[:width].decode("utf-8", "replace") for name in _NAMES}
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_names_of_programs_stay_text(tmp_path: Path) -> None:
     assert "evil" in json.dumps(document(out)["panels"])
 
 
+def test_a_subject_without_a_known_value_has_no_panel(tmp_path: Path) -> None:
+    """An empty panel would end the script of the page."""
+    store = HotStore(tmp_path / "store", this_boot(), "host", seal_command=())
+    for name, result in ((b"known", {"result": 1}), (b"unknown", {})):
+        store.append([make("limiter_decision", 3, t_ns=np.arange(3) * 10**9, pid=7, limiter_id=name, **result)])
+    store.close()
+    out = tmp_path / "report.html"
+    assert run("--since", "boot+0", "-o", str(out), "--store", str(tmp_path / "store")).exit_code == 0
+    assert "Decisions: known" in {panel["title"] for panel in document(out)["panels"]}
+    assert all(panel["curves"] for panel in document(out)["panels"])
+
+
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [

@@ -198,7 +198,7 @@ def test_where_there_is_no_screen_it_is_one_page(filled: Path) -> None:
     assert done.returncode == 0 and b"\x1b" not in done.stdout
     assert all(name in done.stdout.decode() for name in PANES)
     found = json.loads(tickscope("findings", "--since", "1h", "--store", filled, "-o", "json").stdout)["rows"]
-    sentences = [row["sentence"].split(",")[0] for row in found]
+    sentences = [row["sentence"].split(" from ")[0] for row in found]
     for sentence in set(sentences):
         assert done.stdout.decode().count(sentence) == sentences.count(sentence), sentence
     with top(filled, 80, 24, TERM="dumb") as program:
