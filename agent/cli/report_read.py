@@ -78,7 +78,6 @@ def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, w
     where = f"{span.where()} AND ({panel.where})"
     if words:
         where += f" AND contains(lower(concat_ws(' ', {panel.each}, {panel.by})), {literal(words.lower())})"
-<<<<<<< HEAD
     drawn: dict[str, dict[str, Any]] = {}
     for (each, key, count), lines in _lines(source, span, panel, _chosen(span, panel, where, first)).items():
         if each not in drawn:
@@ -89,26 +88,6 @@ def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, w
             drawn[each] |= _described(source, span, panel, condition)
         drawn[each]["curves"] += _curves(panel, key, lines)
     return [one for one in drawn.values() if one["curves"]]
-=======
-    found = source.run(
-        f"SELECT {panel.each} AS e, {panel.by} AS k FROM {panel.table} WHERE {where} GROUP BY e, k"
-        f" HAVING e IS NOT NULL AND k IS NOT NULL ORDER BY {first} {panel.order} DESC NULLS LAST, e, k"
-    ).rows
-    subjects = list(dict.fromkeys(e for e, _ in found))[:SPLIT]
-    names = {each: [k for e, k in found if e == each] for each in subjects}
-    curves = _curves(source, span, panel, where, [(each, k) for each in subjects for k in names[each][:CURVES]])
-    drawn = []
-    for each in filter(curves.__getitem__, subjects):  # without known values there is nothing to draw
-        of = f"{panel.each} = {literal(each)}" if each else "true"
-        condition = " AND ".join(part for part in (panel.where, of) if part != "true")
-        title = f"{panel.title}: {each}" if each else panel.title
-        more = max(0, len(names[each]) - CURVES)
-        drawn.append(
-            {"title": title, "kind": panel.title, "more": more, "curves": curves[each]}
-            | _described(source, span, panel, condition)
-        )
-    return drawn
->>>>>>> screen
 
 
 def _described(source: RowSource, span: ReportSpan, panel: ReportPanel, where: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from agent.common.clocks import boot_ns
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.open_findings import OpenFindings
+from exporters.process_resource import ProcessResources
 from exporters.prometheus import PrometheusEndpoint
 from exporters.records import records
 from exporters.spans import SpanEncoder
@@ -143,7 +144,7 @@ def shown(name: str, table: str, column: str) -> str:
 def test_the_metrics_page_has_names_as_values(kind: str) -> None:
     """Read by the parsers of Prometheus' own Python client."""
     store = MetricStore()
-    sinks = (store, OpenFindings(store))
+    sinks = (store, OpenFindings(store, "web1"))
     for i, name in enumerate(HOSTILE.values()):
         for batch in hostile_rows(name, boot_ns() + i):
             for sink in sinks:
@@ -168,9 +169,9 @@ def test_the_metrics_page_has_names_as_values(kind: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_otlp_has_names_as_values(name: str) -> None:
-    encoder = SpanEncoder("boot", lambda t_ns: t_ns)
+    encoder = SpanEncoder("boot", lambda t_ns: t_ns, ProcessResources({"service.name": "tickscope"}))
     row = hostile("aa11", HOSTILE[name], "closed").rows
-    (span,) = (Span.FromString(raw) for raw in encoder.findings(row))
+    (span,) = (Span.FromString(one.span) for one in encoder.findings(row))
     (record,) = (LogRecord.FromString(raw) for raw in records("closed", row, encoder, lambda t: t, sampled=True))
     for of in (span.attributes, record.attributes):
         values = {one.key: one.value.string_value for one in of}
