@@ -49,8 +49,9 @@ def text(
         all_rows = [queues_list.named(row) for row in rows]
         out += ["", *queues_text.broker_lines(all_rows, columns, colour, whole=True)]
     if clients:
-        lines = (layout.wrapped(printable(_client(series, one)), columns, "  ") for one in clients)
-        out += ["", "clients on this host", *(line for each in lines for line in each)]
+        out += ["", "clients on this host"]
+        for each in clients:
+            out += layout.wrapped(printable(_client(series, each)), columns, "  ")
     if series.changes:
         out += ["", "changes of the state", *_changes(series, columns, colour)]
     return out
