@@ -20,6 +20,8 @@ import pyte
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
+#: Of a synchronized update.
+_BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"
 
 
 class Program:
@@ -95,9 +97,9 @@ class Program:
             self._stream.feed(data)
 
     def until(self, seen: Callable[[str], object], seconds: float = 20.0) -> str:
-        """The text on the screen once ``seen`` of it is true."""
+        """The text on the screen once ``seen`` of it is true, and no part of a synchronized update is missing."""
         end = time.monotonic() + seconds * PATIENCE
-        while not seen(text := self.text()):
+        while not seen(text := self.text()) or self.raw.rfind(_BEGIN) > self.raw.rfind(_END):
             assert time.monotonic() < end, text
             self.read(0.1)
         return text

@@ -50,7 +50,8 @@ def text(
         out += ["", *queues_text.broker_lines(all_rows, columns, colour, whole=True)]
     if clients:
         out += ["", "clients on this host"]
-        out += [line for one in clients for line in layout.wrapped(printable(_client(series, one)), columns, "  ")]
+        for each in clients:
+            out += layout.wrapped(printable(_client(series, each)), columns, "  ")
     if series.changes:
         out += ["", "changes of the state", *_changes(series, columns, colour)]
     return out
