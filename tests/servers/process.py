@@ -41,9 +41,7 @@ class ServerProcess:
     def pause(self) -> None:
         """SIGSTOP; returns when all its threads are stopped."""
         self.signal(signal.SIGSTOP)
-        for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
-            while stat.read_text().rpartition(") ")[2][0] != "T":
-                time.sleep(0.001)
+        until_stopped(self.process.pid)
 
     def go_on(self) -> None:
         self.signal(signal.SIGCONT)
@@ -52,6 +50,13 @@ class ServerProcess:
         """SIGKILL."""
         self.process.kill()
         self.process.wait()
+
+
+def until_stopped(pid: int) -> None:
+    """Returns when all threads of the process are stopped."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        while stat.read_text().rpartition(") ")[2][0] != "T":
+            time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from tests.ports import free_ports
 from tests.releases import CACHE, archive
 from tests.servers import process
 from tests.servers.certificates import certificates
-from tests.servers.process import paced
+from tests.servers.process import paced, until_stopped
 
 LIB = Path("/usr/lib/rabbitmq/bin")
 PLUGINS = "rabbitmq_management,rabbitmq_prometheus,rabbitmq_stream"
@@ -138,6 +138,11 @@ class Rabbit:
     def signal(self, number: int) -> None:
         """To the shell and the virtual machine."""
         os.killpg(self._server.pid, number)
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when all threads of the virtual machine are stopped."""
+        self.signal(signal.SIGSTOP)
+        until_stopped(self.machine())
 
     def machine(self) -> int:
         """Pid of the virtual machine."""

@@ -211,7 +211,7 @@ def test_a_stopped_a_dead_and_a_returned_node(rabbit: Rabbit) -> None:
     rabbit.publish("lasts", 5, delivery_mode=2)
     queue = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(rabbit.url + "&queues=lasts")))
     until_row(queue, "lasts", "", lambda row: row["lag_messages"] == 5)
-    rabbit.signal(signal.SIGSTOP)
+    rabbit.pause()
     try:
         (row,) = poll(queue)
     finally:
