@@ -70,18 +70,18 @@ class ProcessResources:
 def process_attributes(pid: int, cgroup: int, comm: bytes, place: ProcessPlace) -> dict[str, Value]:
     """What tells a process from others, by the names of the conventions."""
     columns = {**TABLES["container"].by_name, **TABLES["slow_syscall"].by_name}
-    where = {name: shown for name, value in place._asdict().items() if (shown := text(value))}
-    command, pod, namespace = text(comm) or "", where.get("pod", ""), where.get("namespace", "")
-    service = service_name(pod, where.get("container_name", ""), where.get("unit", ""), command)
+    texts = ((name, text(value)) for name, value in (("comm", comm), *place._asdict().items()))
+    known = {name: value for name, value in texts if value}
+    pod, namespace = known.get("pod", ""), known.get("namespace", "")
+    service = service_name(pod, known.get("container_name", ""), known.get("unit", ""), known.get("comm", ""))
     found: dict[str, Value] = {"service.name": service}
     if namespace:
         found["service.namespace"] = namespace
-    if not pod and (name := where.pop("container_name", "")):
-        found["container.name"] = name  # by its runtime; k8s.container.name is that of a pod's specification
-    numbers = {"pid": pid, "cgroup_id": cgroup}
-    known: dict[str, Value] = {name: value for name, value in numbers.items() if value != NULL_I64}
-    known |= {"comm": command} if command else {}
-    return {**found, **{columns[name].attribute: value for name, value in {**known, **where}.items()}}
+    if not pod and (container := known.pop("container_name", "")):
+        found["container.name"] = container  # by its runtime; k8s.container.name is that of a pod's specification
+    found |= {columns[name].attribute: value for name, value in known.items()}
+    numbers = (("pid", pid), ("cgroup_id", cgroup))
+    return found | {columns[name].attribute: value for name, value in numbers if value != NULL_I64}
 
 
 def service_name(pod: str, container: str, unit: str, command: str) -> str:

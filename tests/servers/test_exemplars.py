@@ -40,6 +40,7 @@ def test_prometheus_stores_the_trace_of_each_bucket(tmp_path: Path) -> None:
                     for exemplar in one["exemplars"]
                 }
 
+            until(lambda: server.value("up") == 1)
             until(lambda: len(stored()) == 2)
             time.sleep(2)  # further scrapes: the same exemplars are no new ones
             assert sorted(stored().values(), key=lambda one: one[1]) == [

@@ -101,3 +101,7 @@ def test_children_lie_inside_their_decisions(agent: Agent, receiver: StrictRecei
     assert outside == []
     assert receiver.violations == []
     assert {span.name.split()[0] for span, _ in found} == {"syscall", "tls"}
+    kinds = {span.kind for span, _ in found if span.name == "tls handshake"}
+    assert kinds == {Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER}  # the program is both
+    services = {r["process.pid"]: r["service.name"] for r in receiver.resources if "process.pid" in r}
+    assert services[program.pid] != "tickscope"

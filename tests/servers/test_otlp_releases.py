@@ -65,8 +65,8 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_all_arrives_valid_and_what_is_rejected_is_read(release: Path, protocol: str) -> None:
     with StrictReceiver(grpc=protocol == "grpc") as receiver:
-        # spans, log records of a finding while the spans wait, the spans again
-        receiver.answers.extend([Answer(status=503), Answer(), Answer(rejected=2, message="two too many")])
+        # the span of a finding, its log records while the span waits, the span again, the spans of operations
+        receiver.answers.extend([Answer(status=503), Answer(), Answer(), Answer(rejected=2, message="two too many")])
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(receiver.port), protocol],
             cwd=ROOT,
