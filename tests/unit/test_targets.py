@@ -83,7 +83,7 @@ class Rig:
         self.cost_s = 0.0
         self.offered: list[str] = []
         self.live: list[str] = []
-        self.helper = start(fork("helper", server.serve), NOBODY, NOBODY)
+        self.helper = start(fork("helper", server.serve), NOBODY, NOBODY, "")
         self.targets = Targets(self.helper, KernelSource(Loaded({}, Wire(), [])), linker_cache="/nonexistent")
         self.targets.library(
             rb"%s\d*\.so" % NAME.encode(), ProbeRequest("functions", self._found, "test", {"names": []})
