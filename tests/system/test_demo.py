@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.patience import until
 from tests.system.agent import TICKSCOPE, Agent
+
+
+@contextmanager
+def demo(env: dict[str, str], *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo, which is stopped as by Ctrl-C; then nothing of it is left."""
+    with subprocess.Popen([TICKSCOPE, "demo", *options], env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+    assert process.returncode == 0
+    until(lambda: left(env) == [], 10)
 
 
 def left(env: dict[str, str]) -> list[str]:
@@ -25,29 +38,21 @@ def left(env: dict[str, str]) -> list[str]:
     return found
 
 
-def test_it_has_a_finding_and_leaves_nothing(tmp_path: Path) -> None:
-    env = {**os.environ, "TICKSCOPE_RUN_DIR": str(tmp_path / "run"), "TICKSCOPE_CONFIG": "/dev/null"}
-    store, log = str(tmp_path / "store"), tmp_path / "log"
-    with log.open("wb") as out, subprocess.Popen([TICKSCOPE, "demo", "--store", store], env=env, stderr=out) as demo:
-
-        def findings() -> str:
-            asked = [TICKSCOPE, "findings", "--cause", "process_stopped", "--store", store, "-o", "ndjson"]
-            return subprocess.run(asked, env=env, capture_output=True, text=True, check=False).stdout
-
-        until(lambda: "demo:api" in findings() and "redis-server" in findings(), 60, 0.5, why=log.read_text)
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(30) == 0
-    assert left(env) == []
+def test_it_has_a_finding_and_leaves_nothing(start: Callable[..., Agent]) -> None:
+    agent = start().ready()  # it makes the directories, and stays away from the rest
+    agent.stop()
+    agent.root.chmod(0o755)  # the demo's programs are user nobody
+    asked = "findings", "--cause", "process_stopped"
+    with demo(agent.env, "--store", str(agent.store)):
+        until(lambda: "limiter demo:api" in str(agent.json(*asked)["rows"]), 60, 0.5)
 
 
 def test_beside_an_agent_it_starts_the_workload_only(start: Callable[..., Agent]) -> None:
     agent = start().ready()
-    with subprocess.Popen([TICKSCOPE, "demo"], env=agent.env, stderr=subprocess.PIPE, text=True) as demo:
-        assert demo.stderr is not None
-        assert any(f"(pid {agent.pid()}) observes the workload" in line for line in demo.stderr)
+    agent.root.chmod(0o755)
+    with demo(agent.env) as process:
+        assert process.stderr is not None
+        assert any(f"(pid {agent.pid()}) observes the workload" in line for line in process.stderr)
         assert agent.some("limiter_decision", "limiter_id = 'demo:api'")
-        demo.send_signal(signal.SIGTERM)
-        assert demo.wait(30) == 0
-    until(lambda: left(agent.env) == [], 10)
-    assert agent.cli("demo", "--duration", "1s").returncode == 0
     assert agent.process.poll() is None
+    assert agent.cli("demo", "--duration", "1s").returncode == 0
