@@ -16,7 +16,7 @@ from tests.kernel.go_fixture import go_minor, go_of
 from tests.releases import CACHE
 
 CHART = Path(__file__).parents[2] / "deploy/helm/tickscope"
-HELM, OPERATOR = "v3.22.0", "v0.95.2"
+HELM, OPERATOR = "v3.22.0", "v0.85.0"
 Object = dict[str, Any]
 
 

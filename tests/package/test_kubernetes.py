@@ -101,7 +101,7 @@ def test_the_validators_find_a_wrong_field() -> None:
     ],
 )
 def test_wrong_values_are_refused(values: Object, named: str) -> None:
-    done = helm("template", "tickscope", str(CHART), *flags(values))
+    done = helm("template", "tickscope", str(CHART), "--kube-version", "1.37.0", *flags(values))
     assert done.returncode != 0
     assert named in done.stderr
 
@@ -121,7 +121,7 @@ def test_the_rules_are_those_of_the_dashboards(tmp_path: Path) -> None:
     spec = of_kind(render(VALUES["all"]), "PrometheusRule")["spec"]
     wanted = [yaml.safe_load((CHART / "files" / name).read_text()) for name in ("rules.yaml", "alerts.yaml")]
     text = json.dumps([group for one in wanted for group in one["groups"]])
-    assert json.dumps(spec["groups"]) == text.replace("file:///opt/tickscope/docs", "https://wiki.example.org/t")
+    assert spec["groups"] == json.loads(text.replace("file:///opt/tickscope/docs", "https://wiki.example.org/t"))
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(spec))
     done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True)
