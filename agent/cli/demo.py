@@ -60,15 +60,10 @@ def command(
             note(f"demo: {text}")
         if running:
             note(f"demo: the agent that runs on this host (pid {running}) observes the workload; Ctrl-C ends it")
-            _wait(settings.duration_s)
-            return
-        if workload.redis_url is not None:
-            settings = resolve(
-                {**given, "redis": (*settings.queues.brokers.get("redis", ()), workload.redis_url)},
-                os.environ,
-                config_file,
-            )
-        status = _agent(settings, workload)
+            status = _wait(settings.duration_s)
+        else:
+            redis = (*settings.queues.brokers.get("redis", ()), *filter(None, [workload.redis_url]))
+            status = _agent(resolve({**given, "redis": redis}, os.environ, config_file), workload)
     click.get_current_context().exit(status)
 
 
@@ -84,13 +79,13 @@ def _running(run_dir: str) -> int | None:
     return next((one["pid"] for one in status["processes"] if one["role"] == "agent"), None)
 
 
-def _wait(duration_s: float) -> None:
-    """Until a signal that ends programs, or so long; 0: without end."""
+def _wait(duration_s: float) -> int:
+    """Until a signal that ends programs, or so long; 0: without end. Returns the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     if duration_s:
-        signal.sigtimedwait(_ENDING, duration_s)
-    else:
-        signal.sigwait(_ENDING)
+        return 0 if signal.sigtimedwait(_ENDING, duration_s) is None else 130
+    signal.sigwait(_ENDING)
+    return 130
 
 
 def _agent(config: Config, workload: Workload) -> int:

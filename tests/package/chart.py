@@ -79,5 +79,7 @@ def _strict(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = {name: _strict(value) for name, value in schema.items()}
+    if isinstance(pattern := inner.get("pattern"), str) and "(?i)" in pattern:  # Python has it at the beginning only
+        inner["pattern"] = "(?i)" + pattern.replace("(?i)", "")
     # An object's metadata has no fields here: they are Kubernetes' own.
     return {"additionalProperties": False, **inner} if "properties" in schema and "type" in schema else inner

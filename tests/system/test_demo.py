@@ -21,7 +21,7 @@ def demo(env: dict[str, str], *options: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()
-    assert process.returncode == 0
+    assert process.returncode == 130
     until(lambda: left(env) == [], 10)
 
 
