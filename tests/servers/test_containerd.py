@@ -34,7 +34,7 @@ def containerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
 
 
 def test_each_process_is_in_its_own_pod_whatever_its_author_says(containerd: Containerd) -> None:
-    helper = start(fork("helper", server.serve), NOBODY, NOBODY)
+    helper = start(fork("helper", server.serve), NOBODY, NOBODY, "")
     try:
         containers = Containers(helper.cgroup_path, helper.runtime_file)
         pids, ids = [], []
