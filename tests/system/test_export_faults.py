@@ -101,7 +101,7 @@ def test_a_collector_that_fails_holds_nothing_up(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for _ in range(DECISIONS):
             sender.sendto(
-                json.dumps({"limiter": "shop", "result": "refused"}).encode(), str(agent.run_dir / "intake.sock")
+                json.dumps({"limiter": "shop", "result": "error"}).encode(), str(agent.run_dir / "intake.sock")
             )
     assert len(agent.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)) == DECISIONS
     export = agent.until(lambda: (otlp := agent.status()["export"]["otlp"])["state"] != "ok" and otlp)
