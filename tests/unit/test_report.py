@@ -121,6 +121,24 @@ def test_names_of_programs_stay_text(tmp_path: Path) -> None:
     assert "evil" in json.dumps(document(out)["panels"])
 
 
+def test_the_busiest_subjects_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    """Eight limiters with 10 to 80 decisions."""
+    hot, took = HotStore(tmp_path / "store", this_boot(), "host", seal_command=()), (1, 2, 3, 4, 9, 5, 6, 8)
+    for i, seconds in enumerate(took):
+        rows = {"t_ns": np.arange(10 * i + 10) * 10**9 // 10, "duration_ns": seconds * 10**9}
+        hot.append([make("limiter_decision", 10 * i + 10, **rows, limiter_id=b"limit%d" % i, result=0)])
+    hot.close()
+    done = run("--since", "boot+0", "-o", str(tmp_path / "x.html"), "--store", str(tmp_path / "store"))
+    assert done.exit_code == 0, done.output
+    panels = document(tmp_path / "x.html")["panels"]
+    assert [one["title"] for one in panels if one["kind"] == "Decisions"] == [
+        f"Decisions: limit{i}" for i in (7, 6, 5, 4)
+    ]
+    (lasted,) = (one for one in panels if one["kind"] == "Duration of decisions")
+    assert [curve["name"] for curve in lasted["curves"]] == [f"limit{i}" for i in (4, 7, 6, 5, 3, 2)]
+    assert lasted["more"] == 2
+
+
 def test_a_subject_without_a_known_value_has_no_panel(tmp_path: Path) -> None:
     """An empty panel would end the script of the page."""
     store = HotStore(tmp_path / "store", this_boot(), "host", seal_command=())
