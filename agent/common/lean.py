@@ -53,11 +53,16 @@ def hollow(name: str, **members: Any) -> Iterator[None]:
 
 def without_inspect() -> AbstractContextManager[None]:
     """For the block that imports dataclasses and numpy first: without inspect (0.5 MB), with which they make
-    docstrings.
+    docstrings. Python 3.13's dataclasses also get a class's own annotations by it.
     """
     if sys.flags.optimize < 2:
         return nullcontext()
-    return hollow("inspect", signature=lambda _: "", cleandoc=lambda doc: doc)
+    return hollow(
+        "inspect",
+        signature=lambda _: "",
+        cleandoc=lambda doc: doc,
+        get_annotations=lambda of: dict(vars(of).get("__annotations__", {})),
+    )
 
 
 class _NoMaskedArrays:
