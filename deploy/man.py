@@ -49,7 +49,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _heading(name: str, section: int, about: str) -> Iterator[str]:
     day = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
     yield f'.TH {name.upper()} {section} "{day}" "tickscope {VERSION}"'
-    yield from (".nh", ".ad l")  # names are not hyphenated
+    yield from (".nh", ".ad l", ".ds AD l")  # names are not hyphenated; AD: of groff 1.23 and newer, ad: of older ones
     yield from (".SH NAME", f"{name} \\- {escaped(about)}")
 
 
