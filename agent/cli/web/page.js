@@ -258,7 +258,8 @@
       return (panel.kind || finding) && bottom > 0 && top < innerHeight;
     });
     const of = (each) => [...new Set(seen.map(each).filter(Boolean))];
-    const titles = of(({ panel }) => panel.kind).join("|"), findings = of(({ finding }) => finding && finding.id).join();
+    const titles = of(({ panel }) => panel.kind).join("|");
+    const findings = of(({ finding }) => finding && finding.id).join();
     if (!seen.length || !view) return;
     const asked = view.join();
     const [from, to] = view.map((t) => made.from_boot_s + t);
@@ -338,7 +339,8 @@
       const bar = element("i", { class: one.part || "" });
       bar.style.left = (one.t - from) / wide * 100 + "%";
       bar.style.width = (one.end - one.t) / wide * 100 + "%";
-      return element("li", { class: "lane" }, one.part ? element("b", {}, one.part) : null, entry(one), element("div", {}, bar));
+      const part = one.part ? element("b", {}, one.part) : null;
+      return element("li", { class: "lane" }, part, entry(one), element("div", {}, bar));
     });
   }
 
