@@ -415,6 +415,7 @@ def _lines(board: Board, panel: Panel) -> dict[str, Any]:
                 "datasource": _SOURCE,
                 "expr": expression(board, panel),
                 "legendFormat": " ".join(f"{{{{{label}}}}}" for label in ("instance", *panel.labels)),
+                **({"exemplar": True} if metric.exemplified_by else {}),
             }
         ],
     }

@@ -251,14 +251,15 @@ class Totals:
         self._last: OrderedDict[bytes, int] = OrderedDict()
 
     def increments(self, metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """(each row's increment, shape (n,); how many totals were removed). A first total is only the base. A total
-        that decreased was reset, and counts entirely.
+        """(each row's increment, shape (n,); how many totals were removed). A first total is only the base, unless it
+        began with the agent. A total that decreased was reset, and counts entirely.
         """
         keys, inverse = group(metric, rows, metric.identity)
         out = np.zeros(len(rows))
         for at, (first, newest) in enumerate(ends(rows, inverse, len(keys))):
             raw, total = keys[at : at + 1].tobytes(), int(rows[metric.value][newest])
-            before = self._last.pop(raw, int(rows[metric.value][first]))
+            base = 0 if metric.since_start else int(rows[metric.value][first])
+            before = self._last.pop(raw, base)
             out[newest] = total - before if total >= before else total
             self._last[raw] = total
         forgotten = max(len(self._last) - self._most, 0)

@@ -31,13 +31,13 @@ class Metric:
     powers of two of the raw unit, first and last upper bound of a histogram. coarse: every second of them except with
     ``full``. hist: for rows that are histograms themselves, their sum, min and max columns; "" if the row has none.
     where: (column, names): only rows whose enum has one of these names. absolute: a counter whose rows have a running
-    total, not increments. identity: columns that identify a running total, if that is more than ``columns``. distinct:
-    a column; each of its values counts once under the same labels. label_if: (label, column, value): rows with
-    another value in ``column`` do not have this label. drift: a gauge that is the slope of ``value`` over ``t_ns``, in
-    parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
-    for the first observed one, if not all label sets are known from the start. magnitude: a histogram of absolute
-    values. labels: attributes that every series of this table has. observed: names of the attributes of a metric
-    without a table.
+    total, not increments. since_start: that total began with the agent. identity: columns that identify a running
+    total, if that is more than ``columns``. distinct: a column; each of its values counts once under the same labels.
+    label_if: (label, column, value): rows with another value in ``column`` do not have this label. drift: a gauge that
+    is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value. beside: a column and its values whose
+    series begin together, at 0 except for the first observed one, if not all label sets are known from the start.
+    magnitude: a histogram of absolute values. labels: attributes that every series of this table has. observed: names
+    of the attributes of a metric without a table.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Metric:
     hist: tuple[str, str, str] | None = None
     where: tuple[str, tuple[str, ...]] | None = None
     absolute: bool = False
+    since_start: bool = False
     identity: tuple[str, ...] = ()
     distinct: str = ""
     label_if: tuple[str, str, str] | None = None

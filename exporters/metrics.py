@@ -395,6 +395,7 @@ METRICS: tuple[Metric, ...] = (
             ("channel",),
             column,
             absolute=True,
+            since_start=True,
         )
         for name, unit, text, column in (
             ("", "{notice}", "Notices of clock jumps sent, counted once per subscriber.", "sent"),
@@ -756,6 +757,7 @@ METRICS: tuple[Metric, ...] = (
         ("probe",),
         "hits",
         absolute=True,
+        since_start=True,
     ),
     Metric(
         "tickscope.probe.run_time",
@@ -767,6 +769,7 @@ METRICS: tuple[Metric, ...] = (
         "run_ns",
         "ns",
         absolute=True,
+        since_start=True,
     ),
     # The gauge of exporters/open_findings.py.
     Metric(

@@ -21,8 +21,8 @@ def build(work: Path) -> Path:
     settings.pop("find-links", None)  # of this host
     (base / "pip.conf").write_text("\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items())]))
     hooks = ("copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs", f"upload {base}/pip.conf /etc/pip.conf")
-    hooks += ('rm -rf "$1"/dev/* "$1"/var/cache/apt/*',)
-    options = ["--quiet", "--variant=apt", "--include=ca-certificates", *(f"--customize-hook={one}" for one in hooks)]
+    options = ["--quiet", "--variant=apt", "--skip=output/dev", "--include=ca-certificates"]
+    options += [f"--customize-hook={one}" for one in hooks]
     subprocess.run(["mmdebstrap", *options, "trixie", base / "root.tar", archive()], check=True)
     (base / "Dockerfile").write_text("FROM scratch\nADD root.tar /\n")
     store = ["buildah", "--root", f"{work}/storage", "--runroot", f"{work}/runroot", "--storage-driver", "vfs"]

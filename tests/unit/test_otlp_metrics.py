@@ -484,7 +484,7 @@ def test_the_clocks_metrics() -> None:
     } <= names
 
 
-def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
+def test_the_notices_metrics_count_since_the_agents_start() -> None:
     store, socket = MetricStore(), TABLES["notice_status"].code("channel", "socket")
     store.offer(
         make(
@@ -502,7 +502,7 @@ def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
     assert [s.value for s in _series(store, "tickscope.clock.pending_reanchorings")] == [3]
     assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {
         "socket": 7,
-        "exec": 0,
+        "exec": 5,
         OTHER: 0,
     }
 
@@ -759,10 +759,11 @@ def test_a_gauge_is_not_shown_while_its_newest_row_reports_that_it_is_not_known(
 
 def test_a_running_total_counts_from_its_first_sight_and_over_a_reset() -> None:
     store = MetricStore()
-    for hits in (100, 107, 3):
-        store.offer(make("probe_status", 1, t_ns=1, probe=b"tcp", hits=hits))
+    accept = TABLES["socket_queue"].code("kind", "accept")
+    for overflows in (100, 107, 3):
+        store.offer(make("socket_queue", 1, t_ns=1, kind=accept, overflows=overflows))
         store.collect()
-    assert [s.value for s in _series(store, "tickscope.probe.hits")] == [7 + 3]
+    assert [s.value for s in _series(store, "tickscope.socket.accept.overflows")] == [7 + 3]
 
 
 def test_a_finding_is_counted_once() -> None:
