@@ -188,7 +188,7 @@ class WatchProcess(OfChild):
         how = self.child.state()
         if how == "running" and not self._has_priority():
             why = (
-                "CAP_SYS_NICE"
+                "CAP_SYS_NICE, or cpu.rt_runtime_us of its cgroup, version 1"
                 if not self.restarts.count
                 else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
             )

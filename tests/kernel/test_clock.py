@@ -542,4 +542,4 @@ watch.close()
         str(tmp_path / "notices.sock"),
     ]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
-    assert "without real-time priority (CAP_SYS_NICE)" in output
+    assert "without real-time priority (CAP_SYS_NICE," in output

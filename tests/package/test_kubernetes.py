@@ -205,6 +205,7 @@ def test_a_stall_in_another_pod_is_found(containerd: Containerd, tmp_path: Path,
     )
     spec = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
     tasks = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
+    containerd.tasks.mkdir(parents=True, exist_ok=True)  # a node's first pod made it
     kubelet = Kubelet(containerd, "node-7", tmp_path, {tasks: str(containerd.tasks)})
     name = f"tickscope-{kernel}"
     agent = kubelet.run("tickscope", name, spec, of_kind(objects, "ConfigMap"))
@@ -241,7 +242,10 @@ def answer(containerd: Containerd, agent: str, *command: str) -> Any:
 
 def as_promised(status: Any, kernel: str) -> None:
     assert {p["probe"]: p["reason"] for p in status["probes"] if p["state"] not in ("attached", "off")} == {}
-    assert (status["helper"], status["clock"]["watch"]) == ("running", "running")
+    assert status["helper"] == "running"
+    # With this cgroup controller, of version 1, a pod has no right to real-time priority.
+    how = " without real-time priority" if Path("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() else ""
+    assert status["clock"]["watch"].partition(" (")[0] == f"running{how}"
     assert {p["uid"] for p in status["processes"]} == {60946}
     held = {p["role"]: int(p["cap_eff"], 16) for p in status["processes"]}
     assert not any(mask & SYS_ADMIN for mask in held.values())
