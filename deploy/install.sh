@@ -63,8 +63,9 @@ pip_install() {
 compile_without_docstrings() {
 	local compiled=$TICKSCOPE_VENV/pycache modules
 	mapfile -t modules < <("$TICKSCOPE_VENV/bin/python" -c 'import sysconfig as s; print(*map(s.get_path, ("stdlib", "purelib")), sep="\n")')
-	# A module that cannot be compiled, such as a template, is none that the agent imports.
-	"$TICKSCOPE_VENV/bin/python" -X no_debug_ranges -X "pycache_prefix=$compiled" -m compileall -q -j0 -o 2 "${modules[@]}" >/dev/null 2>&1 || true
+	# A module that cannot be compiled, such as a template, is none that the agent imports. Variables, since the workers of
+	# Python 3.13 do not inherit -X.
+	PYTHONNODEBUGRANGES=1 PYTHONPYCACHEPREFIX=$compiled "$TICKSCOPE_VENV/bin/python" -m compileall -q -j0 -o 2 "${modules[@]}" >/dev/null 2>&1 || true
 }
 
 # The service cannot: its /etc is read-only.

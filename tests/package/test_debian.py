@@ -23,7 +23,7 @@ TOP = Path(__file__).parents[2]
 _PACKAGES = "systemd,systemd-sysv,dbus,lintian,man-db,curl,openssl,procps,python3,redis-server"
 #: Changed by apt, by systemd and by programs that run meanwhile.
 _OTHERS = ("dev", "proc", "sys", "run", "tmp", "root", "var/lib/apt", "var/lib/dpkg", "var/cache", "var/log", "var/tmp")
-_OTHERS += ("var/lib/systemd/random-seed", "var/lib/systemd/timers", "var/lib/systemd/catalog")
+_OTHERS += ("var/lib/redis", "var/lib/systemd/random-seed", "var/lib/systemd/timers", "var/lib/systemd/catalog")
 #: A server in /home that is stopped for 3 s, and clients of TLS in a directory of /tmp that only they see.
 _LOAD = """
 mkdir -p /home/u /tmp/own
