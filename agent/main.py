@@ -323,7 +323,11 @@ def _assemble(
         loop.failures["/proc"] = f"{lacks}; {proc.REMEDY}"
         log_message(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
     if "syscalls" in loaded.families:
-        loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
+        waits = ReportedWaits(WatchedProcesses(loaded.families["syscalls"]))
+        loop.filters.append(waits)
+        loop.each_second.append(
+            lambda now_ns: waits.follow((pid for one in correlator.active_episodes() for pid, _ in one.pids), now_ns)
+        )
     loop.filters += [resources, timers]
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:

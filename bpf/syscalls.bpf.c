@@ -1,7 +1,7 @@
 /* Time in system calls. Kernel 5.8 (ring buffer, boot clock). Driven by agent/probes/syscalls.py.
  *
  * Permanent, here: the time that a thread is switched out inside a call (sched_switch), with run-queue wait (from
- * sched_wakeup) apart. A system call tracepoint would put every call of every process on the slow path; sched_switch
+ * sched_waking, which runs where the waker does) apart. A system call tracepoint would put every call of every process on the slow path; sched_switch
  * costs nothing to calls that do not block. On demand: sys_enter and sys_exit (bpf/syscalls_timed.bpf.c).
  *
  * To assign blocks to calls: a thread's TIF_NEED_FPU_LOAD is set when it is switched in again and cleared on its return
@@ -112,7 +112,8 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 			wanted = true;
 		}
 #endif
-		if (!wanted && !syscalls_watched.lookup(&t->tgid))
+		u64 *least = syscalls_watched.lookup(&t->tgid);
+		if (!wanted && (!least || in_ns - t->call_ns < *least))
 			return;
 	}
 	if (t->kind == SYSCALLS_SLOW && !t->pending && over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
@@ -199,6 +200,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
+		t->waker_pid = UNKNOWN32;
 	}
 #ifdef LIMITER_OPEN
 	t->goroutine = LOAD_REG(regs, CALL_GOROUTINE);
@@ -240,7 +242,25 @@ int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
+/* By the current task, or by an interrupt of it. */
+static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
+{
+	void *task = current_task();
+	t->wake_ns = now;
+	if (now - t->off_ns < SYSCALLS_SLOW_NS)
+		return;
+	CALL_REGS(regs, task);
+	if (!CALL_UNDER_WAY(LOAD_REG(regs, CALL_RETURN)))
+		return;
+	u32 nr = LOAD_REG(regs, CALL_NUMBER) + COMPAT_CALL(LOAD, task) * SYSCALLS_COMPAT;
+	u64 *class = syscalls_class.lookup(&nr);
+	if (class && (*class == SYSCALLS_POLLS || *class == SYSCALLS_IS_IDLE))
+		return;
+	t->waker_pid = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
+}
+
+int syscalls_on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tid = 0;
 	GET(tid, (void *)ctx->args[0], task_struct, pid);
@@ -248,7 +268,7 @@ int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 	if (!t)
 		return 0;
 	if (t->off_ns && !t->wake_ns)
-		t->wake_ns = bpf_ktime_get_boot_ns();
+		syscalls_woken(t, bpf_ktime_get_boot_ns());
 	else if (!t->off_ns && !t->ready_ns)	/* after a page fault, or anything else that is no call */
 		t->ready_ns = bpf_ktime_get_boot_ns();
 	return 0;

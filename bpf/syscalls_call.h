@@ -67,16 +67,18 @@ struct syscalls_event {
 	u32 nr;
 	u32 fd;
 	u32 holder_pid;
+	u32 waker_pid;
 	u8 peer_addr[16];
 	char fd_name[32];	/* of files and directories; of anonymous inodes: [eventfd] */
 	char holder_comm[16];
+	char waker_comm[16];
 	char device[16];
 	u16 peer_port;
 	u8 kind;
 	u8 basis;
 	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
 	u8 frozen;		/* the file's file system was frozen when the call began to wait */
-	u8 pad[6];
+	u8 pad[2];
 };
 #define SYSCALLS_PAGES 64
 BPF_RINGBUF_OUTPUT(syscalls_events, SYSCALLS_PAGES);
@@ -104,18 +106,21 @@ struct syscalls_thread {
 	u32 nr;
 	u32 fd;
 	u32 enter_nr;
+	u32 waker_pid;		/* the process whose call woke it from the last long block of this call; UNKNOWN32: none */
+	char waker_comm[16];
 	u16 peer_port;
 	u8 kind;
 	u8 inode_type;
 	u8 pending;
 	u8 frozen;
-	u8 pad[2];
+	u8 pad[6];
 	u8 peer_addr[16];
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
 BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* initial value */
 
-BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes for which every wait is reported: tgid */
+/* processes whose waits are reported: tgid -> the shortest, ns */
+BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);
 
 static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 {

@@ -1,4 +1,4 @@
-/* How long threads are ready to run while another runs, and which one. Called by sched_switch and sched_wakeup of
+/* How long threads are ready to run while another runs, and which one. Called by sched_switch and sched_waking of
  * bpf/syscalls.bpf.c.
  *
  * A preempted thread is ready from then on, without a wake-up. The thread that ran instead is the last one that ran for

@@ -1,7 +1,8 @@
 /* The kind of a call: slow or waiting, by its number and the type of its descriptor; and a socket's peer. */
 
 /* The kind of a blocking call, by number; agent/probes/syscalls.py fills the table. Nothing is reported before. */
-enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_POLLS };
+enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_POLLS,
+       SYSCALLS_IS_IDLE };
 enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
        SYSCALLS_FD_ANON };
 BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
@@ -76,7 +77,7 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 	t->nr = nr;
 	t->kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
 	t->inode_type = SYSCALLS_FD_NONE;
-	if (is < SYSCALLS_BY_FD)
+	if (is < SYSCALLS_BY_FD || is == SYSCALLS_IS_IDLE)
 		return;
 	if (is == SYSCALLS_POLLS && (arg2 != 1 || bpf_probe_read_user(&fd, sizeof(fd), (void *)arg1)))
 		return;	/* one descriptor, as for a read with a timeout */
@@ -116,6 +117,8 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	e->peer_port = t->peer_port;
 	e->kind = t->kind;
 	e->frozen = t->frozen;
+	e->waker_pid = t->waker_pid;
+	__builtin_memcpy(e->waker_comm, t->waker_comm, sizeof(e->waker_comm));
 	e->written_bytes = wrote == UNKNOWN64 ? wrote : wrote - t->wrote_before;
 	__builtin_memset(e->fd_name, 0, sizeof(e->fd_name));
 	__builtin_memset(e->device, 0, sizeof(e->device));

@@ -38,6 +38,8 @@ _EVIDENCE = (
 )
 #: Members of a finding in JSON that come from those tables.
 DETAILS = ("causes", "ruled_out", "not_checked", "evidence")
+#: Of findings that stand for themselves.
+NOT_MERGED = "coalesce(merged_into, '') = ''"
 _COLUMNS = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
 
@@ -88,6 +90,7 @@ def command(
     with opened(store, [*TABLES_OF, "loss", "probe_status"], since, until) as source:
         wanted = {"state": "open" if only_open else None, "cause": cause, "symptom": symptom, "severity": severity}
         where: list[Where | Condition] = [Where(name, "=", value) for name, value in wanted.items() if value]
+        where.append(Condition(NOT_MERGED))
         if pid:
             where.append(Condition(f"culprit_pid = {pid} OR regexp_matches(subject, '\\bpid {pid}\\b')"))
         rows = latest(source, *where)
@@ -106,7 +109,7 @@ def command(
     show(rows, fmt, {"gaps": gaps}, _COLUMNS)
     report_gaps(gaps, notes, fmt)
     if not rows:
-        words = none(gaps, left_out, " in that time" if since or until else " of that kind" if where else "")
+        words = none(gaps, left_out, " in that time" if since or until else " of that kind" if len(where) > 1 else "")
         if os.path.isfile(store):
             words = f"this recording has no findings; `tickscope replay {store}` computes them from its rows"
         note(words)

@@ -69,11 +69,12 @@ class PaneGroup(NamedTuple):
 
 
 def findings(source: RowSource) -> list[Entry]:
-    from agent.cli.findings import latest, left_open, times
+    from agent.ask.question import Condition
+    from agent.cli.findings import NOT_MERGED, latest, left_open, times
     from agent.common.duration import brief
 
     out = []
-    for row in latest(source):
+    for row in latest(source, Condition(NOT_MERGED)):
         left = left_open(source, row)
         going, alarm = row["state"] == "open" and not left, row["severity"] == "alarm"
         row = {**row, **times(source, row)}

@@ -1,8 +1,8 @@
 """Servers that answer with errors: which servers, with which errors, and where along a chain of calls the errors begin,
 as far as it runs on this host. Pure.
 
-A server passes the failure on if its own requests fail meanwhile, by an error, a refused connect or a wait that it
-gives up. Then the next server is examined.
+A server passes the failure on if its own requests fail meanwhile, by an error, a refused connect, a connection that is
+closed without an answer, or a wait that it gives up. Then the next server is examined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import pick
-from agent.correlate.abandoned import given_up
+from agent.correlate.abandoned import LEAST_NS, given_up
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.rows import as_bytes, groups, known
@@ -28,7 +28,7 @@ READS = {
     "service_answer": ("netns", "peer", "protocol", "code", "count", "uid"),
     "service_latency": ("uid",),
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
-    "tcp_close": ("netns", "peer", "role", "waited_ns"),
+    "tcp_close": ("netns", "peer", "role", "waited_ns", "bytes_in", "bytes_out"),
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
@@ -42,6 +42,7 @@ _ORDERLY = (
 #: PostgreSQL's by prefix, and MySQL's.
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")
 _PROVOKED_MYSQL = (b"1048", b"1062", b"1264", b"1292", b"1366", b"1406", b"1451", b"1452", b"1644", b"3819")
+_CLIENT = TABLES["tcp_close"].code("role", "client")
 _SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
 _HOPS, _PIDS = 4, 64
 _CALL = np.dtype([("netns", np.int64), ("peer", "V18"), ("duration_ns", np.int64)])
@@ -98,8 +99,8 @@ def error_name(protocol: str, code: str) -> str:
 @dataclass(frozen=True)
 class FailedHop:
     """A server that was called, and how the calls failed. how: answered (with errors: code, protocol), refused
-    (connects: errno), given_up, or waited (calls of a process that was itself given up on). raw: ip:port as in rows;
-    pids: of its processes, the latest first.
+    (connects: errno), closed (without an answer), given_up, or waited (calls of a process that was itself given up on).
+    raw: ip:port as in rows; pids: of its processes, the latest first.
 
     by: its caller, for display; empty for the first server of an episode about answers. n: number of failures.
     users: uids of the programs that report them; only_user: the only uid of the whole chain, if it is neither root nor
@@ -169,6 +170,17 @@ class FailedHop:
                     "tcp_connect", "failed connects", self.n, "", keys={"peer": self.name, "errno": self.errno or None}
                 ),
             )
+        if self.how == "closed":
+            return (
+                item(
+                    "tcp_close",
+                    "connections closed without an answer",
+                    self.n,
+                    "",
+                    column="bytes_in",
+                    keys={"peer": self.name},
+                ),
+            )
         if self.how == "waited":
             return (
                 item(
@@ -208,7 +220,7 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
         return []
     found = [_served(first, view, episode)]
     while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].self_explanatory:
-        step = (_asks if found[-1].how == "answered" else _waits)(found[-1], episode, view)
+        step = (_asks if found[-1].how in ("answered", "closed") else _waits)(found[-1], episode, view)
         if step is None or step.raw in {one.raw for one in found}:
             break
         found.append(_served(replace(step, by=found[-1].who), view, episode))
@@ -284,11 +296,20 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     if most is not None and most[2] >= _LEAST:
         why = Counter(to_peer(failed, most[0])["errno"].tolist()).most_common(1)[0][0]
         found.insert(0, FailedHop(*most[:2], "refused", most[2], errno=max(why, 0)))
+    unanswered = _unusual(_unanswered(closes[0]), _unanswered(closes[1]), episode)
+    if unanswered is not None and unanswered[2] >= _LEAST:
+        found.append(FailedHop(*unanswered[:2], "closed", unanswered[2]))
     now, then = (given_up(*parts) for parts in zip(closes, connects, strict=True))
     given = _unusual(now, then, episode)
     if given is not None:
         found.append(FailedHop(*given[:2], "given_up", given[2]))
     return max((one for one in found if one is not None), key=lambda one: one.n, default=None)
+
+
+def _unanswered(closes: np.ndarray) -> np.ndarray:
+    """Connections of clients on which a request was sent and nothing came back, without a wait that was given up."""
+    sent = (closes["role"] == _CLIENT) & (closes["bytes_in"] == 0) & (closes["bytes_out"] > 0)
+    return pick(closes, sent & ~(closes["waited_ns"] >= LEAST_NS))
 
 
 def _answers(rows: np.ndarray, before: np.ndarray, beyond: float = _SHARE) -> FailedHop | None:

@@ -1,6 +1,7 @@
-"""The catalogue of findings: each symptom and each cause is one file; no other registration is needed.
+"""The catalogue of findings: each symptom, cause and kind of wait is one file; no other registration is needed.
 
-A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both with the name of the file. Each
+A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, one of ``edges/`` defines ``EDGE``,
+each with the name of the file. Each
 declares its place in the order of evaluation, so that findings do not depend on file names. Either side may declare
 which cause can explain which symptom; ``causes`` merges both declarations.
 """
@@ -19,7 +20,7 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     import numpy as np
 
-    from agent.correlate.episode import Episode, Verdict
+    from agent.correlate.episode import Episode, Verdict, Waited
     from agent.correlate.steps import Jumping
     from agent.correlate.view import View
     from agent.correlate.watch import Second, Watch
@@ -108,6 +109,26 @@ class Cause:
     still_active: Callable[[View, int, int, int], bool] | None = None
 
 
+@dataclass(frozen=True)
+class EdgeKind:
+    """A kind of wait of one process for another: one file of ``edges/`` defines it as ``EDGE``.
+
+    reads: columns by table. waits: (episode, view) -> the processes that the episode's process waited for.
+    """
+
+    name: str
+    reads: Reads
+    waits: Callable[[Episode, View], Iterator[Waited]]
+
+
+@cache
+def edges() -> tuple[EdgeKind, ...]:
+    """Raises AgentError for a file without a valid declaration."""
+    from agent.correlate import edges as room
+
+    return tuple(all_declared(room, "EDGE", EdgeKind, named=True))
+
+
 @cache
 def symptoms() -> dict[str, Symptom]:
     """All of them by name, in order. Raises AgentError for a file without a valid declaration."""
@@ -175,11 +196,11 @@ _ALWAYS = ("t_ns", "pid", "proc_start_ns", "comm")
 
 @cache
 def kept() -> dict[str, tuple[str, ...]]:
-    """By table, the columns that some symptom or cause reads, both in the order of declaration. Raises AgentError for
-    an unknown table or column.
+    """By table, the columns that some symptom, cause or kind of wait reads, both in the order of declaration. Raises
+    AgentError for an unknown table or column.
     """
     read: dict[str, set[str]] = {}
-    every: list[Symptom | Cause] = [*symptoms().values(), *causes().values()]
+    every: list[Symptom | Cause | EdgeKind] = [*symptoms().values(), *causes().values(), *edges()]
     for one in every:
         for table, columns in one.reads.items():
             where = f"{type(one).__name__.lower()} {one.name}: reads"

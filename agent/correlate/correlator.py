@@ -52,6 +52,7 @@ class Correlator:
         self._inbox = Inbox(self._config.pending_rows)
         read = {table: dtypes()[table] for cause in causes().values() for table in cause.reads}
         self._view = View(self._config, read, [one.name for one in symptoms().values() if one.polled_by_agent])
+        self._view.guard = self.guard
         self._clock = ClockWatch(self._config, self.guard)
         self._watches = self._of_symptoms()
         self.hours = next(watch for watch in self._watches if isinstance(watch, HourWatch))
@@ -195,6 +196,7 @@ class Correlator:
         for found in self._findings:
             self._follow(found, second)
             yield
+        self._merge()
         due = [
             e for e in self._pending if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s
         ]
@@ -255,6 +257,14 @@ class Correlator:
                 found.release(episode)
                 self._pending.append(episode)
         found.set_indirect(self.guard.attempt("story passed", same_fault.indirect, found, self._view, otherwise=set()))
+
+    def _merge(self) -> None:
+        """Findings whose verdicts have become the same."""
+        for found in self._findings:
+            earlier = next((one for one in self._findings if found.repeats(one, self._config.merge_ns)), None)
+            if earlier is not None and found.finding_id:
+                earlier.closed = False
+                earlier.merge(found)
 
     def _same_fault(self, found: Finding, best: Verdict, episode: Episode) -> bool:
         return self.guard.attempt("story", same_fault.same, found, best, episode, self._view, otherwise=False)

@@ -107,8 +107,9 @@ class Verdict:
     score: 0 (evaluated, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: completes "... because" (for a score of 0, what was evaluated). detail: of the cause
     (``finding.cause_detail``). blamed: processes that it is about, beside the culprit. short: replaces ``words``, in
-    parentheses after the symptom, if both are about the same subject. checked: false if nothing was recorded that could
-    show this cause; the score is then 0, and the cause is not ruled out.
+    parentheses after the symptom, if both are about the same subject. via: processes that waited between the subject
+    and what it is about (agent/correlate/walk.py). checked: false if nothing was recorded that could show this cause;
+    the score is then 0, and the cause is not ruled out.
     """
 
     cause: str
@@ -121,6 +122,22 @@ class Verdict:
     blamed: tuple[int, ...] = ()
     short: Words = ""
     checked: bool = True
+    via: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
+    process. serves: (network namespace, port) of what it serves, if it was asked; where: the scope of verdicts about
+    the wait for it.
+    """
+
+    pid: int
+    comm: str
+    share: float
+    sure: float
+    serves: tuple[int, int]
+    where: str
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Finding:
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     steps: JumpSeries | None = None
     closed: bool = False
+    merged_into: Finding | None = None
     emitted_state: tuple[object, ...] = ()
     emitted_second: int = 0
     shown: dict[str, bytes] = field(default_factory=dict)  # by table, its verdicts and evidence as last emitted
@@ -81,6 +82,13 @@ class Finding:
         del self.verdicts[id(episode)]
         self.provisional.discard(id(episode))
         self._ranked = None
+
+    def merge(self, other: Finding) -> None:
+        """Takes the symptoms of a finding with the same cause; that one is closed."""
+        for episode in other.episodes:
+            self.add_verdicts(episode, other.verdicts[id(episode)])
+        self.end_ns, self.last_bad = max(self.end_ns, other.end_ns), max(self.last_bad, other.last_bad)
+        other.closed, other.merged_into = True, self
 
     def set_indirect(self, on: set[int]) -> None:
         """Sets the episodes with verdicts that pass the blame on."""
@@ -136,9 +144,24 @@ class Finding:
     def main(self) -> Episode:
         return min(self.episodes, key=order_of)
 
+    def repeats(self, earlier: Finding, merge_ns: int) -> bool:
+        """Whether it turned out to be the same fault as another finding that began before it."""
+        mine, its = self.cause, earlier.cause
+        return (
+            self is not earlier
+            and not (self.steps or earlier.steps or self.merged_into or earlier.merged_into or self.closed)
+            and (earlier.start_ns, earlier.finding_id) <= (self.start_ns, self.finding_id)
+            and mine.score > 0
+            and (mine.cause, mine.scope) == (its.cause, its.scope)
+            and bool(mine.scope)
+            and self.start_ns <= max(earlier.end_ns, (earlier.last_bad + 1) * SECOND) + merge_ns
+        )
+
     def accepts(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
         """Whether an episode with this best cause belongs here."""
         mine = self.cause
+        if self.merged_into:
+            return False
         if self.steps is not None:
             return cause.cause == mine.cause and cause.scope == mine.scope
         near = (
@@ -215,6 +238,8 @@ class Finding:
             culprit_pid=NULL_I64 if cause.culprit.pid is None else cause.culprit.pid,
             culprit_comm=fit(cause.culprit.comm, 16),
             culprit_object=fit(cause.culprit.object, 128),
+            merged_into=self.merged_into.finding_id.encode() if self.merged_into else b"",
+            via=fit(", ".join(cause.via), 128),
             confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
             sentence=plain(parts).encode(),
             sentence_parts=_in_json(parts),

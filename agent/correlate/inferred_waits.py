@@ -28,7 +28,8 @@ _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
 _PEERS, _STEPS = 32, 4  # peers per process; steps from one process to the next
 _COVERS = 0.7  # of a wait, from which another wait explains it
 _UNACCEPTED = 0.4  # of that, the part that a request may wait, unseen, in the backlog of a Unix socket
-_RATIO, _SUM_RATIO = 2.0, 3.0  # slower than ever before; the sum of all its answers
+_RATIO, _SUM_RATIO = 2.0, 3.0  # slower than usual; the sum of all its answers
+_USUALLY = 0.8  # of the seconds before: a stall among them is not usual
 _STEADY = 5  # requests a second from which none at all is a stall
 _AGAIN = 3
 _BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
@@ -107,7 +108,8 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Inferr
     before, now = rows[rows["t_ns"] < episode.start_ns], waited > 0
     if not now.any() or not len(before):
         return None
-    usual, in_all, rate = before["max_ns"].max(), before["sum_ns"].max(), np.median(before["requests"])
+    usual, in_all = (np.quantile(before[name], _USUALLY, method="lower") for name in ("max_ns", "sum_ns"))
+    rate = np.median(before["requests"])
     longer = rows["max_ns"] > _RATIO * usual
     together = rows["sum_ns"] > _SUM_RATIO * max(in_all, usual)
     still = (rows["requests"] == 0) & (rows["waiting"] > 0) & (rate >= _STEADY)

@@ -19,7 +19,7 @@ from agent.correlate.joint_terminations import joint_termination
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
 from agent.correlate.rows import groups, known
-from agent.correlate.terminations import Termination
+from agent.correlate.terminations import TRACED, Termination
 from agent.correlate.terminations_over import LESS, after, back, over
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
@@ -279,7 +279,7 @@ def _during(
             max(termination.from_ns, episode.start_ns - lead_ns),
             min(termination.to_ns, episode.end_ns + SECOND),
         )
-        if to_ns < from_ns:
+        if to_ns < from_ns or (termination.kind == TRACED and termination.from_ns < episode.start_ns - SECOND):
             continue
         dose = (
             min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if termination.stop else after(termination, episode)

@@ -9,6 +9,7 @@ from agent.correlate.catalogue import Cause, Rule, causes
 from agent.correlate.episode import Episode, Evidence, Ranked, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
+from agent.correlate.walk import further
 from agent.correlate.words import render
 from agent.tables import TABLES
 
@@ -34,16 +35,31 @@ class Judge:
         state = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
         if episode.ranked is None or episode.ranked.of != state or not view.unchanged(episode.ranked.tracked):
             tracked = view.track()
-            verdicts = [
-                v if v.score >= _LEAST else _no_explanation(v, cause, view)
-                for cause in self._causes
-                if (rule := cause.explains.get(episode.symptom))
-                for v in self._guard.attempt(
-                    f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=()
-                )
-            ]
+            verdicts = self._examine(episode, view)
+            walked = further(episode, view, self._examine_node, verdicts)
+            by_name = {cause.name: cause for cause in self._causes}
+            verdicts = [v if v.score >= _LEAST else _no_explanation(v, by_name[v.cause], view) for v in walked]
             episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked))
         return episode.ranked.verdicts
+
+    def _examine(self, episode: Episode, view: View) -> list[Verdict]:
+        return [
+            v
+            for cause in self._causes
+            if (rule := cause.explains.get(episode.symptom))
+            for v in self._guard.attempt(
+                f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=()
+            )
+        ]
+
+    def _examine_node(self, episode: Episode, view: View) -> list[Verdict]:
+        """Without the rules that use facts of a symptom, since it has none."""
+        return [
+            v
+            for cause in self._causes
+            if not cause.facts and (rule := cause.explains.get(episode.symptom))
+            for v in self._guard.attempt(f"cause {cause.name} further on", _all, rule, episode, view, otherwise=())
+        ]
 
 
 def _no_explanation(verdict: Verdict, cause: Cause, view: View) -> Verdict:

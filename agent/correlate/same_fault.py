@@ -71,7 +71,7 @@ def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set
 
 def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool:
     """Whether an episode with this best verdict belongs to the finding. verdict: score 0 if nothing explains it."""
-    if found.steps is not None or found.cause.score <= 0 or found.closed:
+    if found.steps is not None or found.cause.score <= 0 or found.closed or found.merged_into:
         return False
     if not _meets(found, episode, _AFTER_NS):
         return False

@@ -31,6 +31,7 @@ READS = {
     )
 }
 _KIND = TABLES["process_event"].by_name["kind"]
+TRACED = "traced"  # by a debugger: it may be stopped, until an unknown time
 STOPS, RESUMES, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
 _WHOLE = of_codes(_KIND.names.index(kind) for kind in ("frozen", "thawed"))
 ENDLESS_NS = 1 << 62  # end of a stop that lasts
@@ -77,7 +78,7 @@ class Termination:
 
     @property
     def stop(self) -> bool:
-        return self.kind in STOPS
+        return self.kind in (*STOPS, TRACED)
 
     @property
     def orderly(self) -> bool:
@@ -114,8 +115,8 @@ class Termination:
 
     @property
     def detail(self) -> str:
-        if self.kind in ("frozen", "oom_killed"):
-            return "frozen" if self.kind == "frozen" else "oom"
+        if self.kind in ("frozen", "oom_killed", TRACED):
+            return "oom" if self.kind == "oom_killed" else self.kind
         return _name(self.signal) if self.kind != "exited" else "exit"
 
     def lasted(self, until_ns: int) -> int:
@@ -141,6 +142,8 @@ class Termination:
             return f"cgroup frozen by {self.sender}" if self.sender else "cgroup frozen"
         if self.kind == "oom_killed":
             return "out of memory"
+        if self.kind == TRACED:
+            return f"traced by {self.sender}" if self.sender else "traced"
         sent = f"{_name(self.signal)}{f' from {self.sender}' if self.sender else ''}" if self.signal is not None else ""
         if self.kind != "exited":
             return sent
@@ -212,7 +215,7 @@ def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Termina
         comm,
         cgroup,
         t_ns,
-        ENDLESS_NS if kind in STOPS else t_ns,
+        ENDLESS_NS if kind in (*STOPS, TRACED) else t_ns,
         _int(row["signal"]),
         _int(row["exit_code"]),
         _int(row["sender_pid"]),
@@ -237,9 +240,9 @@ def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[
     for row in events[mine][-_MOST:]:
         kind = kind_of(row)
         pid = _int(row["pid"])
-        if kind in STOPS:
+        if kind in (*STOPS, TRACED):
             for who in pids if pid is None else (pid,):
-                if not any(f.pid == who and f.kind == kind and f.to_ns == ENDLESS_NS for f in found):
+                if kind == TRACED or not any(f.pid == who and f.kind == kind and f.to_ns == ENDLESS_NS for f in found):
                     found.append(
                         of_row(
                             row,
@@ -253,7 +256,7 @@ def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[
         if kind not in (*RESUMES, *ENDS):
             continue
         for n, f in enumerate(found):
-            over = kind in ENDS or (kind == "thawed") == (f.kind == "frozen")
+            over = kind in ENDS or (f.kind != TRACED and (kind == "thawed") == (f.kind == "frozen"))
             if f.to_ns == ENDLESS_NS and over and pid in (None, f.pid):
                 found[n] = replace(f, to_ns=int(row["t_ns"]))
         if kind in ENDS and pid is not None:

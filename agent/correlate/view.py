@@ -11,6 +11,7 @@ from agent.columns import NULL_I64
 from agent.common.alike import least, most, packed
 from agent.common.copies import only, pick, together
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
 from agent.correlate.preemption import preempted_ns
@@ -59,6 +60,7 @@ class View:
         self, config: CorrelatorConfig, forms: Mapping[str, np.dtype[np.void]], polled: Collection[str]
     ) -> None:
         self.config, self._forms, self._polled = config, forms, polled
+        self.guard = Guard()
         most = {"queue_lag": config.keep_polls}
         self.rings = {
             t: LastRows(form, most.get(t, config.keep_rows), config.keep_ns)
@@ -177,6 +179,16 @@ class View:
     def server(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[str, int] | None:
         """(comm, pid) of the process of this host that serves a peer, as seen from that network namespace, if known."""
         return self.servers.find(peer, netns, self.has_address(peer, netns, episode))
+
+    def started(self, pid: int, episode: Episode) -> int | None:
+        """When a process started, in units of 10 ms, by its last row around the episode; None if it has none."""
+        for table in ("syscall_latency", "service_latency", "tcp_rtt", "slow_syscall", "cpu_use"):
+            if table in self.rings:
+                rows = self.rings[table].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND)
+                rows = rows[rows["pid"] == pid]
+                if len(rows):
+                    return int(start_ticks(rows[-1:])[0])
+        return None
 
     def serving(self, episode: Episode) -> tuple[str, int] | None:
         """The same for the peer that an episode is about (agent/correlate/ends.py), if it is about one."""

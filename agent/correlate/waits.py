@@ -30,8 +30,11 @@ _NAMES = (b"\x35\0", b"\x55\3")
 
 #: Columns that ``spent`` reads of a table of calls, and that ``on_peers`` reads.
 CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
-#: ... of calls on files: the holder of the lock, the disk, the bytes written.
-ON_FILES = ("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen")
+#: ... of calls on files: the holder of the lock, the disk, the bytes written; and who ended the wait.
+ON_FILES = (
+    *("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen"),
+    *("waker_pid", "waker_comm"),
+)
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
 SYSCALLS = {
     "slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns", *ON_FILES),
@@ -71,7 +74,7 @@ PEERS = {
 }
 
 
-def _slow(episode: Episode, view: View) -> np.ndarray:
+def slow_decisions(episode: Episode, view: View) -> np.ndarray:
     """The episode's slow decisions, or slow requests."""
     if symptom_of(episode).table in REQUESTS:
         return slow(episode, view)
@@ -90,7 +93,7 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
     """
     rows = view.own(view.during(table, episode), episode)
     if symptom_of(episode).inside:
-        slow = _slow(episode, view)
+        slow = slow_decisions(episode, view)
         lost = float(np.maximum(took(slow) - episode.base, 0).sum())
         if len(slow):
             return _clipped(slow, rows), lost, bool((slow["tid"] >= 0).all())
@@ -305,7 +308,7 @@ def _peer(
 
 def slow_spans(episode: Episode, view: View) -> Spans:
     """The times of the waits: (begins, ends); of decisions, those at least half as slow as the slowest."""
-    if symptom_of(episode).inside and len(slow := _slow(episode, view)):
+    if symptom_of(episode).inside and len(slow := slow_decisions(episode, view)):
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
         return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]
     return np.array([episode.start_ns]), np.array([episode.end_ns])

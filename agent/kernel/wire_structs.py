@@ -27,7 +27,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 #: Marks the number of a process outside of our PID namespace (bpf/tickscope.h, PIDNS_OUTSIDE). No kernel has numbers
 #: that high.
 OUTSIDE = 1 << 30
-_PIDS = frozenset(("pid", "tid", "sender_pid", "holder_pid", "parent_pid"))
+_PIDS = frozenset(("pid", "tid", "sender_pid", "holder_pid", "waker_pid", "parent_pid"))
 
 
 class WireError(Exception):

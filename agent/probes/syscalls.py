@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from agent.kernel.kernel_source import KernelSource
     from agent.kernel.sampling import SamplingWindow
 
-_SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
+_SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS, _IDLE = range(1, 7)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
 _ANON = len(_FD_TYPES) - 1
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
-_WAIT = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
-    wait4 waitid waitpid pause rt_sigsuspend sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents
-    io_uring_enter semop semtimedop msgrcv mq_timedreceive accept accept4 ptrace sched_yield _newselect ipc
-    socketcall"""
+_WAIT = """futex futex_waitv wait4 waitid waitpid io_getevents io_pgetevents io_uring_enter semop semtimedop msgrcv
+    mq_timedreceive accept accept4 ptrace restart_syscall ipc socketcall"""
+#: ... and those of them that wake nobody else: a thread that is woken meanwhile is woken by an interrupt.
+_IDLES = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 _newselect nanosleep clock_nanosleep futex_wait pause
+    rt_sigsuspend sigsuspend rt_sigtimedwait sched_yield"""
 #: Calls that wait when the descriptor is a socket, pipe, terminal, eventfd, timerfd ..., and are slow on files.
 _READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64 splice tee ioctl"
 #: Calls that are slow when they block, whatever the descriptor is, and whose descriptor is worth naming.
@@ -77,7 +78,13 @@ def classes() -> np.ndarray:
     """What a blocking call is (the enum in the C source), by number as in ``names``; u64."""
     out = np.full(2 * _COMPAT, _SLOW, np.uint64)
     plain = [name.removesuffix(b"_time64") for name in names().tolist()]
-    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD), ("poll ppoll", _POLLS)):
+    for group, value in (
+        (_WAIT, _WAITING),
+        (_READ, _BY_FD),
+        (_WRITE, _WRITES_FD),
+        (_IDLES, _IDLE),
+        ("poll ppoll", _POLLS),
+    ):
         out[np.isin(plain, group.encode().split())] = value
     return out
 
@@ -104,6 +111,7 @@ def decode_events(records: np.ndarray) -> Batch:
     if unnamed.any():
         rows["fd_type"][unnamed] = [name.lower().strip(b"[]") for name in records["fd_name"][unnamed].tolist()]
         rows["file"][unnamed] = b""
+    rows["waker_comm"][rows["waker_pid"] == NULL_I64] = b""
     ret = records["ret"].view(np.int64)
     rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)
     return batch
@@ -315,11 +323,13 @@ class WatchedProcesses:
     def __init__(self, family: Family) -> None:
         self._fd = family.maps.get("syscalls_watched", -1)
 
-    def add(self, pid: int, now_ns: int) -> bool:
-        """False where there is no room. Raises OSError where the kernel refuses the map."""
+    def add(self, pid: int, least_ns: int) -> bool:
+        """Waits of ``least_ns`` or more are reported from now on. False where there is no room. Raises OSError where
+        the kernel refuses the map.
+        """
         try:
             if self._fd >= 0:
-                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", now_ns))
+                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", least_ns))
         except OSError as error:
             if error.errno in (errno.E2BIG, errno.ENOSPC):
                 return False
@@ -339,7 +349,11 @@ PROBE = Probe(
     after=("limiter", "dns", "unix"),
     programs=(
         Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
-        Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),
+        Program(
+            "syscalls_on_waking",
+            target="sched_waking",
+            loses="run-queue wait apart from blocked time, and who ended the wait",
+        ),
         Program("syscalls_on_exit", target="sched_process_exit", loses="slow calls of threads that exit"),
         Program("syscalls_on_flock", target="flock_lock_inode", loses="who held the lock that a flock waited for"),
         Program("syscalls_on_posix", target="posix_lock_inode", loses="who held the lock that an fcntl waited for"),

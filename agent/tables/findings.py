@@ -42,6 +42,8 @@ DECLARED = (
             "the object that caused it, instead of or beside a process: ip:port of a server, a consumer,"
             " a device, a cgroup",
         ),
+        text("merged_into", 16, "the finding that has its symptoms now, since they turned out to have one cause"),
+        text("via", 128, "processes between the subject and the culprit that waited, too: from the subject on"),
         f64("confidence", "score of the cause, 0 to 1; 0.3 if the cause is unknown"),
         text(
             "sentence",

@@ -32,7 +32,7 @@ DECLARED = (
     ),
     table(
         "slow_syscall",
-        "one slow system call, or a wait inside a decision",
+        "one slow system call, a wait inside a decision, or a long wait of a process that answers late",
         *PROC,
         enum("kind", "slow waiting", "slow: blocked, but not on input; waiting: blocked on input"),
         peer("remote ip:port where the fd is a socket"),
@@ -50,6 +50,8 @@ DECLARED = (
         i64("holder_pid", "flock and fcntl: the process that held the lock"),
         text("holder_comm", 16, "command name of that process"),
         i64("holder_start_ns", "start of that process, CLOCK_BOOTTIME", "ns"),
+        i64("waker_pid", "the process whose own call ended the wait; none: an interrupt did"),
+        text("waker_comm", 16, "command name of that process"),
         text("file", 32, "file or directory: last component of its path"),
         text("device", 16, "file or directory: the disk that holds it (sda nvme0n1 dm-0)"),
         i64("written_bytes", "bytes that the thread wrote in this call and since its previous blocked call", "bytes"),

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.kernel import syscall
 from agent.kernel.probe import Parts
@@ -46,6 +47,8 @@ for _ in range(13):
     fcntl.flock(b, fcntl.LOCK_UN); free.set()
 os.unlink(name)
 """
+
+READER = "import os, time; time.sleep(0.3)\nwhile os.read(0, 1 << 20): pass"
 
 PIPES = """
 import os, threading, time
@@ -227,6 +230,7 @@ def test_each_blocked_flock_is_one_row(attach: Callable[..., object]) -> None:
     rows = family.slow(pid, 13, b"flock")
     assert len(rows) == 13
     assert set(rows["fd_type"]) == {b"file"}
+    assert set(rows["waker_pid"]) == {pid}
     assert set(rows["basis"]) == {BLOCKED}
     assert np.all(np.sort(rows["duration_ns"]) <= np.sort(reported))
     assert np.all(np.sort(rows["duration_ns"]) >= np.sort(reported) - 5_000_000 * COARSE)
@@ -295,9 +299,21 @@ def test_a_write_that_blocks_many_times_is_one_call(attach: Callable[..., object
     rows = family.slow(pid, 11, b"write")
     assert len(rows) == 11
     assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"write", b"pipe")}
+    assert set(rows["waker_pid"]) <= {pid, NULL_I64}  # none: no single block was long
     rows = rows[np.argsort(rows["t_ns"])]
     assert np.all(rows["duration_ns"] <= np.array(reported))
     assert np.all(rows["duration_ns"] >= np.array(reported) * 0.5)
+
+
+def test_who_ended_a_wait_is_known(attach: Callable[..., object]) -> None:
+    """A pipe's reader, another process, let its writer go on."""
+    family = Family(attach)
+    reader = subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE)
+    writer = subprocess.Popen([sys.executable, "-c", "import os; os.write(1, bytes(300_000))"], stdout=reader.stdin)
+    assert writer.wait(20) == 0
+    rows = family.slow(writer.pid, 1, b"write")
+    reader.communicate()
+    assert (set(rows["waker_pid"]), len(rows)) == ({reader.pid}, 1)
 
 
 def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, REDIS, START, T0, UNTIL, Host, S, code, latest, peer, run
+from agent.columns import NULL_I64
+from tests.unit.correlate_scenarios import APP_PID, MS, REDIS, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
 NETNS = 4026531840
@@ -219,6 +220,26 @@ def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
     (finding,) = [f for f in latest(run(refused(), UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_object"]) == ("broker_down", "127.0.0.1:8000")
     assert "refused" in str(finding["sentence"])
+
+
+@pytest.mark.parametrize("received", [0, 120, None])
+def test_a_server_that_closes_without_an_answer_is_to_blame(received: int | None) -> None:
+    """Connections that were closed after an answer, or of which nothing is known, are no failures."""
+    host = chain(b"502", b"502")
+    n = 40
+    t = T0 + 30 * S + np.arange(n) * 100 * MS
+    bytes_in = NULL_I64 if received is None else received
+    its = {"peer": DATABASE_AT, "netns": NETNS, "role": "client", "bytes_in": bytes_in, "bytes_out": 80}
+    host.add("tcp_close", n, t_ns=t, pid=APP, comm=b"gunicorn", **its)
+    (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
+    closed = received == 0
+    at = "127.0.0.1:5432" if closed else "127.0.0.1:8000"
+    assert (finding["cause"], finding["culprit_object"], finding["cause_detail"] == "closed") == (
+        "server_error",
+        at,
+        closed,
+    )
+    assert ("without an answer" in str(finding["sentence"])) == closed
 
 
 def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:

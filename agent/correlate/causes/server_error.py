@@ -1,4 +1,6 @@
-"""A server fails requests and reports the error itself, and nothing else explains it."""
+"""A server fails requests and reports the error itself, or closes connections without an answer, and nothing else
+explains it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,13 @@ _PASSED_ON, _EXPLICIT, _ALONE = (
 
 def itself(episode: Episode, view: View) -> Iterator[Verdict]:
     hops = chain(episode, view)
+    if hops and hops[-1].how == "closed":
+        end = hops[-1]
+        words = render(
+            "{who} closed {n} of {by} without an answer", who=end.who, n=value(end.n, "connection"), by=end.by
+        )
+        yield Verdict(CAUSE.name, _PASSED_ON, end.where, words, end.evidence(), "closed", end.culprit, end.pids)
+        return
     answers = [one for one in hops if one.how == "answered" and one.n]
     if not answers:
         return
@@ -58,7 +67,7 @@ def _beside(end: FailedHop) -> str:
 CAUSE = Cause(
     "server_error",
     95,
-    "a server fails requests and reports the error itself",
+    "a server fails requests and reports the error itself, or closes connections without an answer",
     READS,
     "see its log; tickscope query service_answer --where \"code <> ''\"",
     {"service_errors": itself},

@@ -16,6 +16,7 @@ from agent.correlate.profiles import locked_ns, slept
 from agent.correlate.resource_rules import DISK, full
 from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
+from agent.correlate.sleeps import blamed
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
@@ -43,7 +44,8 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     share = min(1.0, float(totals[at] + beside["duration_ns"].sum()) / lost) if lost else 0.0
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(mine["duration_ns"].max())
-    culprit, ended = _holder(mine)
+    culprit, ended = _holder(mine, episode.pid)
+    held = bool((mine["holder_pid"] > 0).any())
     words = render(
         (
             "the system call {call}{on} of {who} was blocked for {longest}{by}{beside}"
@@ -55,7 +57,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         who=process(episode.comm, episode.pid),
         times=value(len(mine), "time"),
         longest=span(longest),
-        by=_blamed(culprit, ended, episode),
+        by=_blamed(culprit, held, ended, episode),
         beside=render(", and {n} on that disk, too", n=value(len(beside), "other call")) if len(beside) else "",
     )
     entry = item(
@@ -67,7 +69,8 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         fd_type=fd,
         file=culprit.object if culprit.pid else "",
         device=culprit.object if not culprit.pid else "",
-        holder=process(culprit.comm, culprit.pid) if culprit.pid else "",
+        holder=process(culprit.comm, culprit.pid) if culprit.pid and held else "",
+        woken_by=process(culprit.comm, culprit.pid) if culprit.pid and not held else "",
         calls=len(mine),
         share=round(share, 2),
         keys={"pid": episode.pid},
@@ -106,17 +109,22 @@ def _disk_full(episode: Episode, view: View) -> bool:
     return bool((full(rows) & (rows["kind"] == DISK)).any())
 
 
-def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
-    """The process that held the lock for most of the wait of these calls, and whether it had ended; else the disk."""
+def _holder(calls: np.ndarray, pid: int | None) -> tuple[Culprit, bool]:
+    """The process that held the lock for most of the wait of these calls, and whether it had ended; else the other
+    process that ended most of it; else the disk.
+    """
     calls = calls[np.argsort(-calls["duration_ns"], kind="stable")]
     held = calls[calls["holder_pid"] > 0]
-    if not len(held):
-        disk = text(calls["device"][0])
-        return (Culprit(object=f"/dev/{disk}") if disk else UNKNOWN_CULPRIT), False
-    first, group = groups([held["holder_pid"], held["holder_start_ns"]])
-    most = held[first[int(np.argmax(np.bincount(group, held["duration_ns"])))]]
-    culprit = Culprit(int(most["holder_pid"]), text(most["holder_comm"]), text(most["file"]))
-    return culprit, not known(most["holder_start_ns"])
+    if len(held):
+        first, group = groups([held["holder_pid"], held["holder_start_ns"]])
+        most = held[first[int(np.argmax(np.bincount(group, held["duration_ns"])))]]
+        culprit = Culprit(int(most["holder_pid"]), text(most["holder_comm"]), text(most["file"]))
+        return culprit, not known(most["holder_start_ns"])
+    ended = calls[(by := blamed(calls)) > 0]
+    if len(ended) and by[by > 0][0] != pid:
+        return Culprit(int(ended["waker_pid"][0]), text(ended["waker_comm"][0])), False
+    disk = text(calls["device"][0])
+    return (Culprit(object=f"/dev/{disk}") if disk else UNKNOWN_CULPRIT), False
 
 
 def _place(calls: np.ndarray) -> str:
@@ -125,9 +133,11 @@ def _place(calls: np.ndarray) -> str:
     return (f" on {file}" if file else "") + (f" (disk {disk})" if file and disk else "")
 
 
-def _blamed(culprit: Culprit, ended: bool, episode: Episode) -> Words:
+def _blamed(culprit: Culprit, held: bool, ended: bool, episode: Episode) -> Words:
     if culprit.pid is None:
         return ""
+    if not held:
+        return render(", until {who} ended the wait", who=process(culprit.comm, culprit.pid))
     if culprit.pid == episode.pid:
         return "; another thread of it held the lock"
     if ended:

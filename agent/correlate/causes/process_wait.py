@@ -1,0 +1,70 @@
+"""A thread that owed an answer slept until another process of this host woke it, or for a time that its program asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause, symptom_of
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.sleeps import READS, Sleep, held_up
+from agent.correlate.view import View
+from agent.correlate.waits import SHARE
+from agent.correlate.words import Words, process, render, span, value
+
+#: Of the lost time, from which it is all of it: a call may be made again after a time-out (PostgreSQL: 1 s).
+_WHOLE = 0.8
+
+
+def slept(episode: Episode, view: View) -> Iterator[Verdict]:
+    for sleep in held_up(episode, view):
+        if not sleep.waiting or sleep.share < SHARE or episode.metric in symptom_of(episode).alone:
+            continue
+        who = process(episode.comm, episode.pid)
+        words = render(
+            "{who} slept in {call} {times}for {up}{longest}{until}",
+            who=who,
+            call=sleep.call,
+            times=render("{n}, ", n=value(sleep.times, "time")) if sleep.times > 1 else "",
+            up="up to " if sleep.times > 1 else "",
+            longest=span(sleep.longest_ns),
+            until=_until(sleep),
+        )
+        entry = item(
+            "slow_syscall",
+            f"asleep in {sleep.call}",
+            sleep.longest_ns,
+            "ns",
+            column="duration_ns",
+            woken_by=process(*sleep.by) if sleep.by else "",
+            share=round(sleep.share, 2),
+            keys={"pid": episode.pid, "tid": sleep.tid},
+        )
+        culprit = Culprit(sleep.by[1], sleep.by[0]) if sleep.by else Culprit(episode.pid, episode.comm)
+        yield Verdict(
+            CAUSE.name,
+            sleep.sure * min(1.0, sleep.share / _WHOLE),
+            f"wait for {sleep.by[1]}" if sleep.by else episode.scope,
+            words,
+            (entry,),
+            sleep.call,
+            culprit,
+        )
+
+
+def _until(sleep: Sleep) -> Words:
+    return f" until {process(*sleep.by)} woke it" if sleep.by else ", as its program requested"
+
+
+CAUSE = Cause(
+    "process_wait",
+    69,
+    "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
+    " processes), or for a time that its program asked for",
+    READS,
+    "see what that process did meanwhile: tickscope query slow_syscall --columns"
+    " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
+    " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",
+    {"service_latency": slept, "decision_latency": slept},
+)

@@ -1,0 +1,121 @@
+"""From a process that is late to the processes for which it waited, and on to those for which these waited: the time
+that A waits for B while B waits for C is C's (cascaded redistribution; wPerf, OSDI 2018). Pure.
+
+Each kind of wait is one file of ``edges/``. A process along the way is examined by the rules of causes as if it had the
+symptom itself; what they find about it, or beyond it, explains the first one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent.correlate.catalogue import EdgeKind, edges
+from agent.correlate.episode import Episode, Verdict, Waited
+from agent.correlate.view import View
+from agent.correlate.words import Words, process, render
+
+HOPS = 5
+_EDGES = 3  # followed from one process
+_NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
+_PASSED = 0.3  # factor for a verdict that names a process which itself waited
+_FURTHER = 0.98  # ... and for each step
+_WALKED = ("service_latency", "decision_latency", "blocked_time")
+#: Causes that say no more than who was waited for.
+IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait"))
+
+
+def hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
+    """The processes that it waited for, most of the time first, each with an episode of its own."""
+    return view.once(_hops, episode)
+
+
+def _hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
+    best: dict[int, Waited] = {}
+    for kind in edges():
+        for hop in view.guard.attempt(f"wait {kind.name}", _each, kind, episode, view, otherwise=()):
+            if hop.pid != episode.pid and (hop.pid not in best or best[hop.pid].share < hop.share):
+                best[hop.pid] = hop
+    found = sorted(best.values(), key=lambda hop: (-hop.share * hop.sure, hop.pid))[:_EDGES]
+    return [(hop, _node(hop, episode, view)) for hop in found]
+
+
+def _each(kind: EdgeKind, episode: Episode, view: View) -> list[Waited]:
+    return list(kind.waits(episode, view))
+
+
+def _node(hop: Waited, episode: Episode, view: View) -> Episode:
+    tick, value = view.started(hop.pid, episode), min(episode.value, float(episode.end_ns - episode.start_ns))
+    return Episode(
+        "service_latency",
+        hop.serves,
+        -1,
+        process(hop.comm, hop.pid),
+        f"{hop.pid}/{tick}",
+        start_ns=episode.start_ns,
+        end_ns=episode.end_ns,
+        metric=episode.metric if episode.symptom == "service_latency" else "half_ns",
+        unit="ns",
+        value=value,
+        bar=min(episode.bar, value * 0.5),
+        last_bad=episode.last_bad,
+        pid=hop.pid,
+        start_tick=tick,
+        comm=hop.comm,
+    )
+
+
+Examine = Callable[[Episode, View], list[Verdict]]
+
+
+def further(
+    episode: Episode, view: View, examine: Examine, verdicts: list[Verdict], passed: tuple[int, ...] = ()
+) -> list[Verdict]:
+    """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
+    episode. passed: processes before it.
+    """
+    if episode.pid is None or len(passed) >= HOPS or episode.symptom not in _WALKED:
+        return verdicts
+    found = list(verdicts)
+    for hop, node in hops(episode, view):
+        if hop.pid in passed:
+            continue
+        there = further(node, view, examine, examine(node, view), (*passed, episode.pid))
+        roots = [v for v in there if v.score >= _NAMED and not _points_back(v, (*passed, episode.pid))]
+        if not roots:
+            continue
+        who = process(hop.comm, hop.pid)
+        found = [_passed_on(v) if _names(v, hop) else v for v in found]
+        found += [
+            replace(
+                v,
+                score=v.score * min(1.0, hop.share / 0.9) * hop.sure**0.5 * _FURTHER,
+                via=(who, *v.via),
+                words=_via(v, who),
+                short="",
+            )
+            for v in roots
+        ]
+    return found
+
+
+def _via(verdict: Verdict, who: str) -> Words:
+    """Its words, with the process that waited for what it is about, unless they name that."""
+    if who in str(verdict.words):
+        return verdict.words
+    return render("{words}; {who} waited for it", words=verdict.words, who=who)
+
+
+def _points_back(verdict: Verdict, passed: tuple[int, ...]) -> bool:
+    return verdict.culprit.pid in passed
+
+
+def _names(verdict: Verdict, hop: Waited) -> bool:
+    """Whether it only names the process that was waited for."""
+    if verdict.cause not in IMPACTS:
+        return False
+    return verdict.culprit.pid == hop.pid or bool(hop.where and verdict.scope == hop.where)
+
+
+def _passed_on(verdict: Verdict) -> Verdict:
+    return replace(verdict, score=verdict.score * _PASSED)

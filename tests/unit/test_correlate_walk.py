@@ -1,0 +1,166 @@
+"""From a late process to the processes that it waited for, and on: what is found at the end of the way explains all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.columns import NULL_I64
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, peer, run
+from tests.unit.test_correlate_answers import PORT, SHOP_PID
+from tests.unit.test_correlate_inferred_waits import DB, DB_PID, WEB_PID, slow, talks
+
+HOLDER_PID = 1999
+SESSION = {"pid": DB_PID, "tid": DB_PID, "comm": b"postgres"}
+SHOP = {"pid": SHOP_PID, "tid": SHOP_PID, "comm": b"shop"}
+#: The wait of the thread that owes the answer, from 30.0 s on.
+LATCH = {"kind": "waiting", "syscall": b"epoll_wait", "duration_ns": 2900 * MS}
+HOLDER = {"waker_pid": HOLDER_PID, "waker_comm": b"postgres"}
+
+
+def asleep(host: Host, who: dict[str, Any], at: float = 32.95, **columns: Any) -> None:
+    host.add("slow_syscall", at=at, **{**who, "run_queue_ns": 0, "fd_type": b"", **columns})
+
+
+def chain() -> Host:
+    """web asks shop, shop asks a session of a database, and none of them answers from 30 s to 33 s."""
+    host = Host()
+    for pid, port, comm in ((WEB_PID, 80, b"nginx"), (SHOP_PID, PORT, b"shop"), (DB_PID, 5432, b"postgres")):
+        slow(host, pid, port, comm)
+    talks(host, WEB_PID, peer("127.0.0.1", PORT))
+    talks(host, SHOP_PID, DB)
+    return host
+
+
+def shop() -> Host:
+    host = Host()
+    slow(host, SHOP_PID, PORT, b"shop")
+    return host
+
+
+def stopped(host: Host, pid: int, comm: bytes) -> None:
+    for at, kind in ((29.9, "stopped"), (32.9, "continued")):
+        host.add(
+            "process_event", at=at, pid=pid, comm=comm, kind=kind, signal=19, sender_pid=7, sender_comm=b"operator"
+        )
+
+
+def found(host: Host) -> list[dict[str, Any]]:
+    """Those that stand for themselves."""
+    return [one for one in latest(run(host, UNTIL)) if not one["merged_into"]]
+
+
+def test_who_held_what_the_last_of_a_chain_waited_for_is_the_culprit() -> None:
+    host = chain()
+    asleep(host, SESSION, **LATCH, **HOLDER)
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("process_wait", "epoll_wait", HOLDER_PID)
+    assert "postgres pid 1802 slept in epoll_wait for 2.9 s until postgres pid 1999 woke it" in one["sentence"]
+    for who in ("shop pid 1700", "nginx pid 1803"):
+        assert who in one["sentence"]
+
+
+def test_the_processes_on_the_way_are_listed() -> None:
+    host = chain().without("service_latency")
+    slow(host, WEB_PID, 80, b"nginx")
+    slow(host, DB_PID, 5432, b"postgres")
+    talks(host, WEB_PID, DB)
+    asleep(host, SESSION, **LATCH, **HOLDER)
+    ways = {one["via"] for one in found(host)}
+    assert ways & {"postgres pid 1802"}
+
+
+def test_what_happened_to_the_holder_is_the_cause() -> None:
+    host = chain()
+    asleep(host, SESSION, **LATCH, **HOLDER)
+    stopped(host, HOLDER_PID, b"postgres")
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_stopped", HOLDER_PID)
+
+
+@pytest.mark.parametrize("comm", [b"cat", b"logd"])
+def test_a_stop_and_who_waited_for_it_become_one_finding(comm: bytes) -> None:
+    """That the writer waited for its reader is known when it goes on; until then it is a finding of its own."""
+    host = shop()
+    stopped(host, HOLDER_PID, comm)
+    its = {"kind": "slow", "syscall": b"write", "fd_type": b"pipe", "duration_ns": 2900 * MS}
+    asleep(host, SHOP, **its, waker_pid=HOLDER_PID, waker_comm=comm)
+    every = latest(run(host, UNTIL))
+    (one,) = [one for one in every if not one["merged_into"]]
+    assert (one["cause"], one["culprit_pid"]) == ("process_stopped", HOLDER_PID)
+    assert "shop pid 1700" in one["sentence"]
+    assert {other["merged_into"] for other in every if other is not one} <= {one["finding_id"]}
+    assert {other["state"] for other in every} == {"closed"}
+
+
+def test_a_reader_that_is_only_slow_is_named() -> None:
+    host = shop()
+    its = {"kind": "slow", "syscall": b"sendto", "fd_type": b"socket", "duration_ns": 2900 * MS}
+    asleep(host, SHOP, **its, waker_pid=HOLDER_PID, waker_comm=b"logd")
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"], one["culprit_comm"]) == ("syscall", HOLDER_PID, "logd")
+    assert "until logd pid 1999 ended the wait" in one["sentence"]
+
+
+def test_a_wait_for_a_file_names_no_process() -> None:
+    """An interrupt ended it, in whatever call of whichever process."""
+    host = shop()
+    its = {"kind": "slow", "syscall": b"fsync", "fd_type": b"file", "device": b"sda", "duration_ns": 2900 * MS}
+    asleep(host, SHOP, **its, waker_pid=HOLDER_PID, waker_comm=b"bystander")
+    (one,) = found(host)
+    assert one["culprit_pid"] == NULL_I64
+    assert "bystander" not in one["sentence"]
+
+
+def test_a_program_that_sleeps_by_its_own_choice() -> None:
+    host = shop()
+    asleep(host, SHOP, **{**LATCH, "syscall": b"clock_nanosleep"}, **HOLDER)
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("process_wait", "clock_nanosleep", SHOP_PID)
+    assert "as its program requested" in one["sentence"]
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {**LATCH, "duration_ns": 9_000 * MS, **HOLDER},  # it began long before the request
+        {**LATCH, "duration_ns": 900 * MS, **HOLDER},  # a small part of it
+        {**LATCH, "waker_pid": WEB_PID, "waker_comm": b"nginx"},  # its client woke it: for the next request
+        {**LATCH, "waker_pid": SHOP_PID, "waker_comm": b"shop"},  # another thread of it
+    ],
+)
+def test_waits_for_more_work_are_no_reason(idle: dict[str, Any]) -> None:
+    host = shop()
+    talks(host, WEB_PID, peer("127.0.0.1", PORT))
+    asleep(host, SHOP, **idle)
+    assert [one["cause"] for one in found(host)] == ["unknown"]
+
+
+def test_a_debugger_that_attached_just_then() -> None:
+    host = chain()
+    host.add("process_event", at=29.9, **SHOP, kind="traced", signal=19, sender_pid=77, sender_comm=b"gdb")
+    (one,) = [one for one in found(host) if "port 8080" in one["sentence"]]
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("process_stopped", "traced", SHOP_PID)
+    assert "traced by gdb, pid 77" in one["sentence"]
+
+
+def test_a_debugger_that_attached_long_before_is_not_blamed() -> None:
+    host = shop()
+    host.add("process_event", at=20.0, **SHOP, kind="traced", signal=19, sender_pid=77, sender_comm=b"gdb")
+    assert [one["cause"] for one in found(host)] == ["unknown"]
+
+
+def test_a_stall_before_is_not_usual() -> None:
+    """The same server was late once before: its client waits for it all the same."""
+    host = shop()
+    slow(host, DB_PID, 5432, b"postgres")
+    talks(host, SHOP_PID, DB)
+    its = [rows for table, rows in host.made if table == "service_latency" and rows["pid"][0] == DB_PID]
+    at = int(np.argmax(its[0]["t_ns"] >= T0 + 12 * S))
+    its[0]["max_ns"][at], its[0]["max_from_ns"][at], its[0]["sum_ns"][at] = 2800 * MS, T0 + 9 * S, 150 * S
+    for rows in its:
+        rows["requests"] = rows["requests"].clip(5)  # some are answered all the time
+    (one,) = [one for one in found(host) if "port 8080" in one["sentence"] and one["end_ns"] > T0 + 30 * S]
+    assert (one["cause"], "postgres pid 1802" in one["sentence"]) == ("broker_slow", True)
