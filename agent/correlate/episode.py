@@ -125,11 +125,15 @@ class Verdict:
     via: tuple[str, ...] = ()
 
 
+#: In place of (network namespace, port), for a process that was not asked for an answer.
+NOT_ASKED = (-1, -1)
+
+
 @dataclass(frozen=True)
 class Waited:
     """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
-    process. serves: (network namespace, port) of what it serves, if it was asked; where: the scope of verdicts about
-    the wait for it.
+    process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
+    wait for it.
     """
 
     pid: int

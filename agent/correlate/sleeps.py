@@ -12,19 +12,17 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.correlate.catalogue import dtypes, symptom_of
-from agent.correlate.episode import Episode
+from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import SYSCALLS, WAITING, slow_decisions
+from agent.correlate.wakers import REQUESTED, blamed
 from agent.correlate.words import text
 from agent.tables import TABLES
 
 READS = {**SYSCALLS, "tcp_rtt": ("netns", "role", "peer", "saddr")}
-#: Calls that return when the time is over that the program asked for.
-REQUESTED = frozenset((b"clock_nanosleep", b"nanosleep"))
-_FILES = (b"file", b"directory", b"block device")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
 _MOST = 0.7  # of a request, from which one wait is the reason for it
@@ -53,7 +51,8 @@ def held_up(episode: Episode, view: View) -> list[Sleep]:
 
 
 def _held_up(episode: Episode, view: View) -> list[Sleep]:
-    requests = slow_decisions(episode, view) if symptom_of(episode).inside else _whole(episode)
+    asked = symptom_of(episode).inside and episode.key != NOT_ASKED
+    requests = slow_decisions(episode, view) if asked else _whole(episode)
     rows, longest = _inside(requests, episode, view)
     if not len(rows):
         return []
@@ -106,15 +105,6 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
-
-
-def blamed(rows: np.ndarray) -> np.ndarray:
-    """The process that held the lock, or ended the wait, of each call; 0 if there is none. Waits for files end in
-    interrupts, whatever process these interrupt, and so do waits for a time.
-    """
-    waker = rows["waker_pid"].clip(0)
-    waker[np.isin(rows["fd_type"], _FILES) | np.isin(rows["syscall"], [*REQUESTED])] = 0
-    return np.where(rows["holder_pid"] > 0, rows["holder_pid"], waker)
 
 
 def _clients(pids: set[int], episode: Episode, view: View) -> set[int]:

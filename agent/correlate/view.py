@@ -19,6 +19,7 @@ from agent.correlate.rows import LastRows, Which, among, groups, known, of_codes
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.unixpeers import with_unix
+from agent.correlate.wakers import through_threads
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
@@ -131,7 +132,7 @@ class View:
             if kept is None:
                 continue
             if table == "slow_syscall":
-                kept = pick(kept, kept["duration_ns"] >= floor)
+                kept = through_threads(pick(kept, kept["duration_ns"] >= floor))
             elif table == "tls_handshake":
                 kept = pick(kept, (kept["duration_ns"] >= floor) | (kept["result"] == _BROKEN))
             elif table == "dns_lookup":

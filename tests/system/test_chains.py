@@ -99,7 +99,7 @@ def found(agent: Agent, began: float, who: int) -> dict[str, Any]:
         return [row for row in rows if row["end_ns"] > began * 1e9 and f"pid {who}" in row["sentence"]]
 
     rows = agent.until(lambda: (rows := those()) and all(row["state"] == "closed" for row in rows) and rows)
-    assert len(rows) == 1, rows
+    assert len(rows) == 1, [row["sentence"] for row in rows]
     return dict(rows[0])
 
 
@@ -132,7 +132,7 @@ def test_a_reader_of_a_pipe_that_is_stopped(shared: Agent, chains: Chains) -> No
     time.sleep(5)
     os.kill(chains.pid("reader"), signal.SIGCONT)
     one = found(shared, began, chains.pid("piper"))
-    assert (one["cause"], one["culprit_pid"]) == ("process_stopped", chains.pid("reader"))
+    assert (one["cause"], one["culprit_pid"]) == ("process_stopped", chains.pid("reader")), one["sentence"]
 
 
 def test_a_program_under_a_debugger(shared: Agent, chains: Chains) -> None:

@@ -95,6 +95,17 @@ def test_a_stop_and_who_waited_for_it_become_one_finding(comm: bytes) -> None:
     assert {other["state"] for other in every} == {"closed"}
 
 
+def test_of_several_writers_the_reader_wakes_one_and_that_one_the_next() -> None:
+    host = shop()
+    stopped(host, HOLDER_PID, b"cat")
+    its = {"kind": "slow", "syscall": b"write", "fd_type": b"pipe", "duration_ns": 2900 * MS}
+    asleep(host, SHOP, 32.9501, **its, waker_pid=HOLDER_PID, waker_comm=b"cat")
+    for n in range(1, 9):
+        asleep(host, {**SHOP, "tid": n}, 32.9501 + n / 100, **its, waker_pid=SHOP_PID, waker_comm=b"shop")
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_stopped", HOLDER_PID)
+
+
 def test_a_reader_that_is_only_slow_is_named() -> None:
     host = shop()
     its = {"kind": "slow", "syscall": b"sendto", "fd_type": b"socket", "duration_ns": 2900 * MS}

@@ -16,10 +16,10 @@ from agent.correlate.profiles import locked_ns, slept
 from agent.correlate.resource_rules import DISK, full
 from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
-from agent.correlate.sleeps import blamed
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
+from agent.correlate.wakers import blamed
 from agent.correlate.words import Words, process, render, span, text, value
 
 #: Factors for a blocked call while the CPUs were busy, or a disk was full, which block calls, too.

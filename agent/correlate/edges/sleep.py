@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import EdgeKind
-from agent.correlate.episode import Episode, Waited
+from agent.correlate.episode import NOT_ASKED, Episode, Waited
 from agent.correlate.sleeps import READS, held_up
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
@@ -14,7 +14,7 @@ from agent.correlate.waits import SHARE
 def woken(episode: Episode, view: View) -> Iterator[Waited]:
     for sleep in held_up(episode, view):
         if sleep.by and sleep.share >= SHARE:
-            yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, (-1, -1), "")
+            yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, NOT_ASKED, "")
 
 
 EDGE = EdgeKind("sleep", READS, woken)

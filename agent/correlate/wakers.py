@@ -1,0 +1,41 @@
+"""Who ended a blocked call, from rows of ``slow_syscall``. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.rows import groups
+
+#: Calls that return when the time is over that the program asked for.
+REQUESTED = frozenset((b"clock_nanosleep", b"nanosleep"))
+_FILES = (b"file", b"directory", b"block device")
+_SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
+
+
+def blamed(rows: np.ndarray) -> np.ndarray:
+    """The process that held the lock, or ended the wait, of each call; 0 if there is none. Waits for files end in
+    interrupts, whatever process these interrupt, and so do waits for a time.
+    """
+    waker = rows["waker_pid"].clip(0)
+    waker[np.isin(rows["fd_type"], _FILES) | np.isin(rows["syscall"], [*REQUESTED])] = 0
+    return np.where(rows["holder_pid"] > 0, rows["holder_pid"], waker)
+
+
+def through_threads(rows: np.ndarray) -> np.ndarray:
+    """With the process that woke the first of several threads of a process in the same call, where each woke the next:
+    a pipe's reader wakes one writer only.
+    """
+    passed = (rows["waker_pid"] == rows["pid"]) & (rows["pid"] > 0)
+    if not passed.any():
+        return rows
+    _, group = groups([rows[name] for name in ("pid", "syscall", "fd_type")])
+    order = np.lexsort((passed, rows["t_ns"], group))
+    group, t_ns = group[order], rows["t_ns"][order]
+    first = ~passed[order]
+    first[0] = True
+    first[1:] |= (group[1:] != group[:-1]) | (t_ns[1:] - t_ns[:-1] > _SOON_NS)
+    source = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
+    rows = rows.copy()
+    for name in ("waker_pid", "waker_comm"):
+        rows[name][order] = rows[name][source]
+    return rows
