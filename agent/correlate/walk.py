@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from agent.correlate.catalogue import EdgeKind, edges
-from agent.correlate.episode import Episode, Verdict, Waited
+from agent.correlate.episode import NOT_ASKED, Episode, Verdict, Waited
+from agent.correlate.served import NOTED_NS
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, render
 
@@ -48,7 +51,7 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
     tick, value = view.started(hop.pid, episode), min(episode.value, float(episode.end_ns - episode.start_ns))
     return Episode(
         "service_latency",
-        hop.serves,
+        _late_port(hop.pid, episode, view) if hop.serves == NOT_ASKED else hop.serves,
         -1,
         process(hop.comm, hop.pid),
         f"{hop.pid}/{tick}",
@@ -63,6 +66,18 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
         start_tick=tick,
         comm=hop.comm,
     )
+
+
+def _late_port(pid: int, episode: Episode, view: View) -> tuple[int, int]:
+    """Where a process owed an answer for longest meanwhile: (network namespace, port); NOT_ASKED if it did not."""
+    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
+    rows = rows[rows["pid"] == pid]
+    begun = rows["max_from_ns"]
+    waited = np.minimum(begun + rows["max_ns"], episode.end_ns) - np.maximum(begun, episode.start_ns)
+    if not len(rows) or waited.max() <= 0:
+        return NOT_ASKED
+    row = rows[int(np.argmax(waited))]
+    return int(row["netns"]), int(row["sport"])
 
 
 Examine = Callable[[Episode, View], list[Verdict]]

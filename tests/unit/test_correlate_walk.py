@@ -62,6 +62,16 @@ def test_who_held_what_the_last_of_a_chain_waited_for_is_the_culprit() -> None:
         assert who in one["sentence"]
 
 
+def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
+    """The session that shop asked got it after another one, which got it from the holder."""
+    host = chain()
+    asleep(host, SESSION, 32.97, **LATCH, waker_pid=1777, waker_comm=b"postgres")
+    asleep(host, {"pid": 1777, "tid": 1777, "comm": b"postgres"}, **LATCH, **HOLDER)
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", HOLDER_PID)
+    assert one["via"].endswith("postgres pid 1777")
+
+
 def test_the_processes_on_the_way_are_listed() -> None:
     host = chain().without("service_latency")
     slow(host, WEB_PID, 80, b"nginx")
