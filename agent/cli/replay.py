@@ -97,6 +97,7 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
 
     found = {bytes(state.finding["finding_id"][0]): state for state in states(correlator, events())}
     rows = np.concatenate([TABLES["finding"].empty(0), *(state.finding for state in found.values())])
+    rows = rows[rows["merged_into"] == b""]
     rows = in_utc(Batch("finding", rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]), history.wall).rows
     head = recording.head
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.ask.names import quote
-from agent.ask.question import Question, Where
+from agent.ask.question import Condition, Question, Where
 from agent.ask.row_source import gap_bounds
 from agent.ask.sql import literal
-from agent.cli.findings import decoded, with_details
+from agent.cli.findings import NOT_MERGED, decoded, with_details
 from agent.cli.limiters_series import jumps
 from agent.cli.report_panels import PANELS, Curve, ReportPanel, Style
 from agent.columns import NULL_I64
@@ -309,6 +309,7 @@ def findings_in(source: RowSource, span: ReportSpan) -> list[dict[str, Any]]:
         Where("boot_id", "=", span.boot_id),
         Where("start_ns", "<", span.to_ns),
         Where("end_ns", ">=", span.from_ns),
+        Condition(NOT_MERGED),
     )
     rows = source.rows(Question("finding", where=overlapping, within=False, order=("start_ns", "t_ns", "finding_id")))
     return with_details(source, decoded(rows)) if rows else []

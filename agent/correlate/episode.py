@@ -147,12 +147,13 @@ class Waited:
 @dataclass(frozen=True)
 class Ranked:
     """verdicts: best first. of: the episode's values then. tracked: the parts of the view that were read (see
-    ``View.unchanged``).
+    ``View.unchanged``). waited_for: processes, the next ones first (agent/correlate/walk.py).
     """
 
     verdicts: list[Verdict]
     of: tuple[object, ...]
     tracked: tuple[Any, ...]
+    waited_for: tuple[int, ...] = ()
 
 
 def item(

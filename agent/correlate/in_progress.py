@@ -11,8 +11,9 @@ from agent.correlate.finding import Finding
 
 class ActiveEpisode(NamedTuple):
     """One active episode. pids: (pid, start in units of 10 ms, or None if unknown) of the impacted process or the
-    server of the impacted peer, then of the culprit. finding_id: empty without a finding. tid: the thread of the first
-    process with an unanswered request, 0 if unknown. episode: a key, the same for the same episode.
+    server of the impacted peer, then of the culprit and of those that the first one waited for. finding_id: empty
+    without a finding. tid: the thread of the first process with an unanswered request, 0 if unknown. episode: a key,
+    the same for the same episode.
     """
 
     symptom: str
@@ -50,8 +51,9 @@ def _of(
         elif (server := serving(episode)) is not None:
             comm = server[0]
             pids.append((server[1], None))
-        if blamed is not None and blamed not in (0, *(pid for pid, _ in pids)):
-            pids.append((blamed, None))
+        for pid in (blamed, *(episode.ranked.waited_for if episode.ranked else ())):
+            if pid is not None and pid not in (0, *(known for known, _ in pids)):
+                pids.append((pid, None))
         if pids:
             yield ActiveEpisode(
                 episode.symptom,

@@ -36,10 +36,11 @@ class Judge:
         if episode.ranked is None or episode.ranked.of != state or not view.unchanged(episode.ranked.tracked):
             tracked = view.track()
             verdicts = self._examine(episode, view)
-            walked = further(episode, view, self._examine_node, verdicts)
+            on_the_way: dict[int, None] = {}
+            walked = further(episode, view, self._examine_node, verdicts, on_the_way)
             by_name = {cause.name: cause for cause in self._causes}
             verdicts = [v if v.score >= _LEAST else _no_explanation(v, by_name[v.cause], view) for v in walked]
-            episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked))
+            episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked), tuple(on_the_way))
         return episode.ranked.verdicts
 
     def _examine(self, episode: Episode, view: View) -> list[Verdict]:

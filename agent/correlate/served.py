@@ -49,8 +49,11 @@ def slow(episode: Episode, view: View) -> np.ndarray:
     rows = rows[(begun <= episode.end_ns) & (begun + rows["max_ns"] >= episode.start_ns)]
     rows = rows[rows["max_ns"] > min(episode.bar, episode.value * 0.5)]
     # a waiting request has a row each second, with times in ticks
+    rows = rows[np.argsort(rows["max_from_ns"], kind="stable")]
+    same = np.cumsum(np.diff(rows["max_from_ns"], prepend=rows["max_from_ns"][:1]) > _SAME_NS)
+    longest_first = np.lexsort((-rows["max_ns"], same))
+    rows = rows[longest_first[np.unique(same[longest_first], return_index=True)[1]]]
     rows = rows[np.argsort(-rows["max_ns"], kind="stable")]
-    rows = rows[np.sort(np.unique(rows["max_from_ns"] // _SAME_NS, return_index=True)[1])]
     out = np.zeros(len(rows), dtypes()["limiter_decision"])
     for name in ("pid", "proc_start_ns", "comm"):
         out[name] = rows[name]

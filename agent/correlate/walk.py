@@ -71,7 +71,7 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
 def _late_port(pid: int, episode: Episode, view: View) -> tuple[int, int]:
     """Where a process owed an answer for longest meanwhile: (network namespace, port); NOT_ASKED if it did not."""
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
-    rows = rows[rows["pid"] == pid]
+    rows = rows[(rows["pid"] == pid) & (rows["max_ns"] > 0) & (rows["max_from_ns"] > 0)]
     begun = rows["max_from_ns"]
     waited = np.minimum(begun + rows["max_ns"], episode.end_ns) - np.maximum(begun, episode.start_ns)
     if not len(rows) or waited.max() <= 0:
@@ -84,10 +84,15 @@ Examine = Callable[[Episode, View], list[Verdict]]
 
 
 def further(
-    episode: Episode, view: View, examine: Examine, verdicts: list[Verdict], passed: tuple[int, ...] = ()
+    episode: Episode,
+    view: View,
+    examine: Examine,
+    verdicts: list[Verdict],
+    seen: dict[int, None],
+    passed: tuple[int, ...] = (),
 ) -> list[Verdict]:
     """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
-    episode. passed: processes before it.
+    episode. seen: gets these processes. passed: processes before it.
     """
     if episode.pid is None or len(passed) >= HOPS or episode.symptom not in _WALKED:
         return verdicts
@@ -95,7 +100,8 @@ def further(
     for hop, node in hops(episode, view):
         if hop.pid in passed:
             continue
-        there = further(node, view, examine, examine(node, view), (*passed, episode.pid))
+        seen[hop.pid] = None
+        there = further(node, view, examine, examine(node, view), seen, (*passed, episode.pid))
         roots = [v for v in there if v.score >= _NAMED and not _points_back(v, (*passed, episode.pid))]
         if not roots:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 from agent.correlate.catalogue import EdgeKind
 from agent.correlate.episode import Episode, Waited
 from agent.correlate.served import NOTED_NS
-from agent.correlate.view import View
+from agent.correlate.view import View, to_peer
 from agent.correlate.waits import PEERS, SHARE, PeerWait, on_peers
 
 
@@ -21,12 +21,16 @@ def requested(episode: Episode, view: View) -> Iterator[Waited]:
 
 
 def _late(wait: PeerWait, episode: Episode, view: View) -> tuple[str, int, int] | None:
-    """Of the processes that serve there, the one with the longest wait for an answer meanwhile; with its network
-    namespace.
+    """Of the processes that serve there, the one with the longest wait for an answer meanwhile, of those that ended a
+    wait of the episode's process if any are known; with its network namespace.
     """
     at = view.servers.netns_of(wait.raw, view.netns(episode, wait.raw))
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
     rows = rows[np.isin(rows["netns"], at) & (rows["sport"] == int.from_bytes(wait.raw[16:18], "little"))]
+    rows = rows[(rows["max_ns"] > 0) & (rows["max_from_ns"] > 0)]
+    calls = to_peer(view.own(view.during("slow_syscall", episode), episode), wait.raw)
+    mine = np.isin(rows["pid"], calls["waker_pid"])
+    rows = rows[mine] if mine.any() else rows
     begun = rows["max_from_ns"]
     waited = np.minimum(begun + rows["max_ns"], episode.end_ns) - np.maximum(begun, episode.start_ns)
     if not len(rows) or waited.max() <= 0:
