@@ -325,9 +325,7 @@ def _assemble(
     if "syscalls" in loaded.families:
         waits = ReportedWaits(WatchedProcesses(loaded.families["syscalls"]))
         loop.filters.append(waits)
-        loop.each_second.append(
-            lambda now_ns: waits.follow((pid for one in correlator.active_episodes() for pid, _ in one.pids), now_ns)
-        )
+        loop.each_second.append(lambda now_ns: waits.follow(correlator.to_follow(), now_ns))
     loop.filters += [resources, timers]
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:

@@ -93,6 +93,12 @@ class Correlator:
         """What is wrong now, with the processes."""
         return list(active_episodes(self._pending, self._findings, self._second or 0, self._view.serving))
 
+    def to_follow(self) -> list[int]:
+        """The processes of active episodes, then the servers of this host that they call: one of these may be late."""
+        active = [e for found in self._findings if not found.closed for e in found.episodes] + self._pending
+        called = [pid for e in active if e.pid is not None for pid in self._view.callees(e)]
+        return list(dict.fromkeys([*(pid for one in self.active_episodes() for pid, _ in one.pids), *called]))
+
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
 

@@ -32,6 +32,7 @@ _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 LEAD_NS = 200_000_000
+_CALLEES = 8  # servers of one process that are followed
 _STORMS = 16
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
@@ -291,6 +292,11 @@ class View:
         rows = self.own(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
         rows = rows[(rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)]
         return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
+
+    def callees(self, episode: Episode) -> list[int]:
+        """The processes of this host that serve these peers."""
+        found = [self.server(raw, self.netns(episode, raw), episode) for raw in self.peers(episode)[:_CALLEES]]
+        return [server[1] for server in found if server]
 
 
 def _each_poll(polls: np.ndarray) -> np.ndarray:

@@ -173,6 +173,24 @@ def test_a_debugger_that_attached_long_before_is_not_blamed() -> None:
     assert [one["cause"] for one in found(host)] == ["unknown"]
 
 
+@pytest.mark.parametrize("answered", [100, 600])
+def test_what_is_answered_after_a_stall_is_no_load(answered: int) -> None:
+    """Clients that wait open more connections, and ask more on each."""
+    host = shop()
+    for table, rows in host.made:
+        if table == "service_latency":
+            rows["requests"][rows["t_ns"] // S == T0 // S + 33] = answered
+    assert [one["cause"] for one in found(host)] == ["unknown"]
+
+
+def test_the_processes_that_a_late_one_calls_are_followed() -> None:
+    host, followed = chain().without("service_latency"), list[set[int]]()
+    slow(host, WEB_PID, 80, b"nginx")
+    run(host, UNTIL, each=lambda correlator: followed.append(set(correlator.to_follow())))
+    assert {WEB_PID, SHOP_PID} in followed
+    assert followed[20] == set() == followed[-1]
+
+
 def test_a_stall_before_is_not_usual() -> None:
     """The same server was late once before: its client waits for it all the same."""
     host = shop()

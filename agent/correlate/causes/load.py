@@ -12,9 +12,13 @@ from agent.correlate.backlog import made_up
 from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import READS, consumption
 from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import Fact, render, value
 
+#: A request that waited for so long, while this share of the usual answers was missing (the first second may be
+#: partial).
+_STALL_S, _OWED = 1.5, 0.7
 #: The load in words, by the episode's fact.
 _WHAT = {"n": "the requests that it answered", "cost": "the units requested from it", "in": "the arriving messages"}
 _COLUMN = {"n": "requests", "cost": "cost", "in": "in_per_s"}
@@ -60,7 +64,12 @@ def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
 
 
 def answered(episode: Episode, _view: View) -> Iterator[Verdict]:
-    return _grown(episode, "n", "requests answered", "service_latency")
+    """Not if it answered hardly any while the slowest one waited: then all clients wait, and try again."""
+    owed, usual, waited_s = episode.facts.get("n_owed", 0.0), episode.facts.get("n_base", 0.0), episode.value / SECOND
+    if waited_s >= _STALL_S and owed >= _OWED * usual * (waited_s - 1) > 0:
+        yield Verdict(CAUSE.name, 0.0, "", "it answered hardly any request meanwhile")
+    else:
+        yield from _grown(episode, "n", "requests answered", "service_latency")
 
 
 def arriving(episode: Episode, view: View) -> Iterator[Verdict]:
