@@ -323,9 +323,9 @@ def _assemble(
         loop.failures["/proc"] = f"{lacks}; {proc.REMEDY}"
         log_message(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
     if "syscalls" in loaded.families:
-        waits = ReportedWaits(WatchedProcesses(loaded.families["syscalls"]))
+        waits = ReportedWaits(WatchedProcesses(loaded.families["syscalls"]), correlator.to_follow)
         loop.filters.append(waits)
-        loop.each_second.append(lambda now_ns: waits.follow(correlator.to_follow(), now_ns))
+        loop.each_second.append(waits.follow_late)
     loop.filters += [resources, timers]
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:

@@ -233,6 +233,7 @@ METRICS: tuple[Metric, ...] = (
         ("kind",),
         ("comm", "syscall"),
         detail=("fd_type",),
+        where=("kind", ("slow",)),
     ),
     *_counted(
         "tickscope.clock.changes",

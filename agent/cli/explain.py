@@ -166,6 +166,7 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
             11,
         ),
         *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := culprit_of(row)) else []),
+        *(_wrapped(f"path     {path}", "  ", 11) if (path := path_of(row)) else []),
         *(_wrapped(f"next     {filled(todo, row, began_ns)}", "  ", 11) if (todo := next_step(row)) else []),
         *([f"  about    tickscope causes {page}"] if (page := page_name(row)) else []),
     ]
@@ -206,6 +207,16 @@ def culprit_of(row: dict[str, Any]) -> str:
     culprit = process(comm or "", pid) if comm or pid is not None else ""
     where = f"in {place}" if (place := culprit_place(row)) else ""
     return ", ".join(part for part in (culprit, where, what) if part)
+
+
+def path_of(row: dict[str, Any]) -> str:
+    """From the subject to the culprit, if processes between them waited, too; else empty."""
+    from agent.correlate.words import process
+
+    via = (row.get("via") or "").split(", ") if row.get("via") else []
+    pid, comm = row.get("culprit_pid"), row.get("culprit_comm") or ""
+    end = [process(comm, pid)] if pid is not None and process(comm, pid) not in via else []
+    return " -> ".join([row["subject"], *via, *end]) if via else ""
 
 
 def next_step(row: dict[str, Any]) -> str:

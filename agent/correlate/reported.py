@@ -11,7 +11,7 @@ later than that.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -46,14 +46,14 @@ class WaitTargets(Protocol):
 
 class ReportedWaits:
     """A filter of batches. Has the waits of reporting processes recorded; if there is no room for all, of those that
-    reported last. ``follow`` adds processes of which every long wait is passed on. Raises OSError if that is not
-    possible.
+    reported last. late: processes that answer late now, most important first; every long wait of theirs is passed on.
+    Raises OSError if that is not possible.
     """
 
     name = "filter"
 
-    def __init__(self, processes: WaitTargets) -> None:
-        self._processes = processes
+    def __init__(self, processes: WaitTargets, late: Callable[[], Iterable[int]] = tuple) -> None:
+        self._processes, self._late = processes, late
         self._known: dict[int, int] = {}  # pid -> time of its last report; the least recent first
         self._followed: dict[int, tuple[int, int]] = {}  # pid -> until when, and the shortest wait
         self._waits: list[np.ndarray] = []  # in pieces as they came, since they are rarely needed
@@ -85,11 +85,11 @@ class ReportedWaits:
                 return (batch, *self._released(now_ns))
         return (batch,)
 
-    def follow(self, pids: Iterable[int], now_ns: int) -> None:
-        """Processes that answer late now, most important first; called each second. They are followed a little longer,
-        since a wait is recorded at its end.
+    def follow_late(self, now_ns: int) -> None:
+        """Called each second. Processes are followed a little longer than they are late, since a wait is recorded at
+        its end.
         """
-        for pid in pids:
+        for pid in self._late():
             self._follow(pid, _LONG_NS, _FOLLOWED, now_ns)
         for pid in [pid for pid, (until_ns, _) in self._followed.items() if until_ns < now_ns]:
             del self._followed[pid]

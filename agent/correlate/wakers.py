@@ -5,19 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from agent.correlate.rows import groups
+from agent.tables import TABLES
 
 #: Calls that return when the time is over that the program asked for.
 REQUESTED = frozenset((b"clock_nanosleep", b"nanosleep"))
-_FILES = (b"file", b"directory", b"block device")
+#: What another process's call makes ready to be written to, or read from.
+_ENDS = (b"pipe", b"socket", b"char device", b"eventfd")
+_SLOW = TABLES["slow_syscall"].code("kind", "slow")
 _SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
 
 
 def blamed(rows: np.ndarray) -> np.ndarray:
-    """The process that held the lock, or ended the wait, of each call; 0 if there is none. Waits for files end in
+    """The process that held the lock, or ended the wait, of each call; 0 if there is none. Waits for disks end in
     interrupts, whatever process these interrupt, and so do waits for a time.
     """
     waker = rows["waker_pid"].clip(0)
-    waker[np.isin(rows["fd_type"], _FILES) | np.isin(rows["syscall"], [*REQUESTED])] = 0
+    waker[(rows["kind"] == _SLOW) & ~np.isin(rows["fd_type"], _ENDS) | np.isin(rows["syscall"], [*REQUESTED])] = 0
     return np.where(rows["holder_pid"] > 0, rows["holder_pid"], waker)
 
 

@@ -19,7 +19,7 @@ from agent.correlate.view import View
 from agent.correlate.words import Words, process, render
 
 HOPS = 5
-_EDGES = 3  # followed from one process
+_EDGES, _PROCESSES = 3, 12  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _FURTHER = 0.98  # ... and for each step
@@ -98,7 +98,7 @@ def further(
         return verdicts
     found = list(verdicts)
     for hop, node in hops(episode, view):
-        if hop.pid in passed:
+        if hop.pid in passed or hop.pid in seen or len(seen) >= _PROCESSES:
             continue
         seen[hop.pid] = None
         there = further(node, view, examine, examine(node, view), seen, (*passed, episode.pid))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.cli.explain import path_of
 from agent.columns import NULL_I64
 from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID
@@ -70,6 +71,7 @@ def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
     (one,) = found(host)
     assert (one["cause"], one["culprit_pid"]) == ("process_wait", HOLDER_PID)
     assert one["via"].endswith("postgres pid 1777")
+    assert path_of(one) == f"{one['subject']} -> {one['via'].replace(', ', ' -> ')} -> postgres pid {HOLDER_PID}"
 
 
 def test_the_processes_on_the_way_are_listed() -> None:
@@ -125,10 +127,11 @@ def test_a_reader_that_is_only_slow_is_named() -> None:
     assert "until logd pid 1999 ended the wait" in one["sentence"]
 
 
-def test_a_wait_for_a_file_names_no_process() -> None:
+@pytest.mark.parametrize(("call", "fd_type"), [(b"fsync", b"file"), (b"openat", b""), (b"sync", b"")])
+def test_a_wait_for_a_disk_names_no_process(call: bytes, fd_type: bytes) -> None:
     """An interrupt ended it, in whatever call of whichever process."""
     host = shop()
-    its = {"kind": "slow", "syscall": b"fsync", "fd_type": b"file", "device": b"sda", "duration_ns": 2900 * MS}
+    its = {"kind": "slow", "syscall": call, "fd_type": fd_type, "duration_ns": 2900 * MS}
     asleep(host, SHOP, **its, waker_pid=HOLDER_PID, waker_comm=b"bystander")
     (one,) = found(host)
     assert one["culprit_pid"] == NULL_I64

@@ -79,15 +79,17 @@ def test_what_has_not_reported_for_long_is_forgotten_also_without_a_map() -> Non
 
 def test_processes_that_answer_late_are_followed_for_a_while(watched_map: int) -> None:
     """Of a wait that has begun before, too: it is recorded at its end."""
-    watched = ReportedWaits(processes(watched_map))
+    late = [7]
+    watched = ReportedWaits(processes(watched_map), lambda: late)
     assert stated(watched, wait_of(3, 10), 10) == []
-    watched.follow([7], 11 * S)
+    watched.follow_late(11 * S)
     assert pids_in(watched_map) == {7}
     assert stated(watched, wait_of(3, 12), 12) == [3 * S]
     assert stated(watched, wait_of(0.02, 12), 12) == []
-    watched.follow([], 15 * S)
+    late.clear()
+    watched.follow_late(15 * S)
     assert pids_in(watched_map) == {7}
-    watched.follow([], 17 * S)
+    watched.follow_late(17 * S)
     assert pids_in(watched_map) == set()
     assert stated(watched, wait_of(3, 18), 18) == []
 
@@ -103,13 +105,16 @@ def test_who_owes_an_answer_is_followed_before_there_is_a_symptom(
 
 
 def test_followed_processes_leave_room_for_those_that_report(watched_map: int) -> None:
-    watched = ReportedWaits(processes(watched_map))
+    late = [100]
+    watched = ReportedWaits(processes(watched_map), lambda: late)
     watched(reported(*range(1, SIZE + 1)), S)
-    watched.follow([100], 2 * S)
+    watched.follow_late(2 * S)
     assert pids_in(watched_map) == set(range(1, SIZE + 1))
-    watched.follow([3], 2 * S)
+    late[:] = [3]
+    watched.follow_late(2 * S)
     watched(reported(200), 3 * S)  # in the place of the first
-    watched.follow([], 9 * S)
+    late.clear()
+    watched.follow_late(9 * S)
     assert pids_in(watched_map) == {*range(2, SIZE + 1), 200}
 
 
