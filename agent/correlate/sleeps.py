@@ -31,12 +31,14 @@ _READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the r
 
 @dataclass(frozen=True)
 class Sleep:
-    """Calls of one kind that the same process ended. by: (comm, pid); None if the program asked for the time. share: of
-    the lost time. tid: of the longest one.
+    """Calls of one kind that the same program ended. by: (comm, pid), of several processes the one that ended the
+    longest; None if the program asked for the time. processes: how many. share: of the lost time. tid: of the longest
+    one.
     """
 
     call: str
     by: tuple[str, int] | None
+    processes: int
     times: int
     longest_ns: float
     share: float
@@ -58,17 +60,19 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
         return []
     by, lost = blamed(rows), float(np.maximum(requests["duration_ns"] - episode.base, 0).sum())
     readers = _readers(episode, view)
-    first, group = groups([by, rows["syscall"]])
+    comm = np.where(rows["holder_pid"] > 0, rows["holder_comm"], rows["waker_comm"])
+    first, group = groups([by > 0, np.where(by > 0, comm, b""), rows["syscall"]])
     found = []
-    for n, one in enumerate(first):
-        mine, lasted = rows[group == n], longest[group == n]
-        top, pid = mine[int(np.argmax(lasted))], int(by[one])
+    for n in range(len(first)):
+        mine, lasted, pids = rows[group == n], longest[group == n], by[group == n]
+        top, pid = mine[int(np.argmax(lasted))], int(pids[int(np.argmax(lasted))])
         who = text(top["holder_comm"] if top["holder_pid"] > 0 else top["waker_comm"])
         waiting = bool(top["kind"] == WAITING)
         found.append(
             Sleep(
                 text(top["syscall"]),
                 (who, pid) if pid else None,
+                len(np.unique(pids)),
                 len(mine),
                 float(lasted.max()),
                 min(1.0, float(lasted.sum()) / lost) if lost else 0.0,

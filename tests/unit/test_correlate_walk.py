@@ -127,6 +127,16 @@ def test_a_reader_that_is_only_slow_is_named() -> None:
     assert "until logd pid 1999 ended the wait" in one["sentence"]
 
 
+def test_a_child_for_each_request() -> None:
+    host = shop()
+    for n in range(6):
+        its = {**LATCH, "syscall": b"wait4", "waker_pid": 3000 + n, "waker_comm": b"convert"}
+        asleep(host, {**SHOP, "tid": 50 + n}, 32.95 + n / 1000, **its)
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("process_wait", "wait4", "convert")
+    assert "until 6 processes of convert woke it" in one["sentence"]
+
+
 @pytest.mark.parametrize(("call", "fd_type"), [(b"fsync", b"file"), (b"openat", b""), (b"sync", b"")])
 def test_a_wait_for_a_disk_names_no_process(call: bytes, fd_type: bytes) -> None:
     """An interrupt ended it, in whatever call of whichever process."""

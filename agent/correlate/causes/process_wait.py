@@ -54,7 +54,11 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _until(sleep: Sleep) -> Words:
-    return f" until {process(*sleep.by)} woke it" if sleep.by else ", as its program requested"
+    if not sleep.by:
+        return ", as its program requested"
+    if sleep.processes == 1:
+        return f" until {process(*sleep.by)} woke it"
+    return render(" until {n} processes of {comm} woke it", n=value(sleep.processes), comm=sleep.by[0])
 
 
 CAUSE = Cause(
