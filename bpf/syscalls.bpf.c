@@ -103,6 +103,7 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 	if (in_ns - t->call_ns < (t->kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
 		return;
 	u64 goroutine = UNKNOWN64;
+	bool shared = t->kind == SYSCALLS_SLOW;	/* users' programs decide how many there are */
 	if (t->kind == SYSCALLS_WAITING) {
 		bool wanted = false;
 #ifdef LIMITER_OPEN
@@ -115,8 +116,9 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 		u64 *least = syscalls_watched.lookup(&t->tgid);
 		if (!wanted && (!least || in_ns - t->call_ns < *least))
 			return;
+		shared = !wanted && *least;
 	}
-	if (t->kind == SYSCALLS_SLOW && !t->pending && over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
+	if (shared && !t->pending && over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
 		lose(LOST_syscalls_shares);
 		return;
 	}

@@ -54,7 +54,14 @@ def test_what_a_killed_consumer_held_is_consumed_again_and_the_kill_is_the_cause
             redis.do("XADD", "orders", "*", "n", n)
             time.sleep(0.05)
         finding = agent.until(
-            lambda: next((row for row in agent.json("findings")["rows"] if row["symptom"] == "duplicates"), None)
+            lambda: next(
+                (
+                    row
+                    for row in agent.json("findings")["rows"]
+                    if row["symptom"] == "duplicates" and f"pid {first.pid}" in row["sentence"]
+                ),
+                None,
+            )
         )
         rows = agent.rows("message_order", "source = 'consumer'", 2)
         read = agent.rows("message_order", "source = 'sample'", 1)
