@@ -79,16 +79,13 @@ class Chains:
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory, shared: Agent) -> Iterator[Chains]:
     """They have run for as long as it takes to know what is usual."""
-    postgres = Postgres()
-    try:
+    with Postgres() as postgres:
         one = Chains(tmp_path_factory.mktemp("chains"), postgres)
         try:
             time.sleep(30)
             yield one
         finally:
             one.end()
-    finally:
-        postgres.stop()
 
 
 def found(agent: Agent, began: float, who: int) -> dict[str, Any]:
