@@ -87,7 +87,8 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
 def _whole(episode: Episode) -> np.ndarray:
     """The episode as one request."""
     out = np.zeros(1, dtypes()["limiter_decision"])
-    out["pid"], out["proc_start_ns"] = episode.pid, (episode.start_tick or 0) * 10_000_000
+    start_ns = (episode.start_tick or 0) * 10_000_000
+    out["pid"], out["proc_start_ns"] = episode.pid, max(start_ns, np.iinfo(np.int64).min)
     out["t_ns"], out["duration_ns"] = episode.end_ns + SECOND, episode.end_ns + SECOND - episode.start_ns
     out["goroutine"], out["tid"] = NULL_I64, NULL_I64
     return out

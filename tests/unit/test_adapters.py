@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ FIVE = limits.parse("5/minute")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("a")
     for part in (path, *path.parents):
-        if part.is_relative_to("/tmp") and part != Path("/tmp"):
+        if part != Path(tempfile.gettempdir()) and part.is_relative_to(tempfile.gettempdir()):
             part.chmod(0o755)  # the user nobody connects, too
     return path
 
