@@ -28,6 +28,7 @@ from agent.limiters.replay.jump import Decisions
 from agent.tables import TABLES
 
 _CHANGE, _OUTCOME, _TIMER = TABLES["clock_change"], TABLES["limiter_jump"], TABLES["timer_effect"]
+_I64 = np.iinfo(np.int64)
 #: Columns read for jumps and their effects.
 READS = {
     "clock_change": (
@@ -314,6 +315,8 @@ def _rows(found: list[dict[str, Any]]) -> Batch:
                 if column.kind == "enum"
                 else fit(value, column.width)
                 if column.kind == "str"
+                else min(max(value, _I64.min), _I64.max)
+                if column.kind == "i64"
                 else value
             )
     return Batch(_OUTCOME.name, rows)

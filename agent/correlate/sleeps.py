@@ -103,7 +103,7 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     begun = requests["t_ns"] - requests["duration_ns"]
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
     late = (rows["t_ns"] - rows["duration_ns"])[j] >= begun[i] - _OFF_NS
-    took = np.minimum(requests["duration_ns"], max(episode.end_ns - episode.start_ns, 1))
+    took = np.minimum(requests["duration_ns"], float(max(episode.end_ns - episode.start_ns, 1)))
     long = within >= _MOST * took[i] - _OFF_NS
     by = blamed(rows)
     clients = _clients(set(by[by > 0].tolist()), episode, view)
