@@ -90,6 +90,62 @@ static __always_inline void syscalls_done(struct syscalls_event *e, u64 now)
 	*(volatile u64 *)&e->t_ns = now;
 }
 
+static __always_inline void syscalls_remember(struct syscalls_thread *t, void *task, u64 in_ns)
+{
+	struct syscalls_wait *w = &t->last;
+	w->from_ns = t->call_ns;
+	w->to_ns = in_ns;
+	w->cpu_ns = syscalls_cpu_of(task);
+	w->sock_id = t->sock_id ? t->sock_id : UNKNOWN64;
+	w->waker_awake_ns = t->waker_awake_ns;
+	w->waker_cpu_ns = t->waker_cpu_ns;
+	w->nr = t->nr;
+	w->fd = t->inode_type ? t->fd : UNKNOWN32;
+	w->waker_pid = t->waker_pid;
+	w->peer_port = t->peer_port;
+	w->inode_type = t->inode_type;
+	w->reported = t->kind == SYSCALLS_SLOW || syscalls_watched.lookup(&t->tgid);
+	__builtin_memcpy(w->peer_addr, t->peer_addr, sizeof(w->peer_addr));
+	__builtin_memcpy(w->waker_comm, t->waker_comm, sizeof(w->waker_comm));
+}
+
+/* The last long wait of the current thread, which ends one of a watched process. */
+static __always_inline void syscalls_recall(struct syscalls_wait *w, void *task)
+{
+	if (w->reported)
+		return;
+	w->reported = 1;
+	if (over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
+		lose(LOST_syscalls_shares);
+		return;
+	}
+	struct syscalls_event *e = syscalls_events.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_syscalls_events);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	fill_proc(&e->proc, task);
+	e->t_ns = w->to_ns;
+	e->duration_ns = w->to_ns - w->from_ns;
+	e->blocked_ns = e->run_queue_ns = e->ret = e->goroutine = e->holder_start_ns = e->written_bytes = UNKNOWN64;
+	e->sock_id = w->sock_id;
+	e->inode_type = w->inode_type;
+	e->waker_awake_ns = w->waker_awake_ns;
+	e->waker_cpu_ns = w->waker_cpu_ns;
+	e->nr = w->nr;
+	e->fd = w->fd;
+	e->holder_pid = UNKNOWN32;
+	e->waker_pid = w->waker_pid;
+	e->peer_port = w->peer_port;
+	e->kind = SYSCALLS_WAITING;
+	e->basis = SYSCALLS_BLOCKED;
+	e->frozen = UNKNOWN8;
+	__builtin_memcpy(e->peer_addr, w->peer_addr, sizeof(e->peer_addr));
+	__builtin_memcpy(e->waker_comm, w->waker_comm, sizeof(e->waker_comm));
+	syscalls_events.ringbuf_submit(e, syscalls_events_flags());
+}
+
 /* `task`, switched out within a call, got its CPU back at `in_ns`. */
 static __always_inline void syscalls_back(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 in_ns)
 {
@@ -98,6 +154,8 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 	t->blocked_ns += total - run_queue;
 	t->run_queue_ns += run_queue;
 	syscalls_count(task, t, total - run_queue, run_queue);
+	if (in_ns - t->call_ns >= SYSCALLS_LONG_NS)
+		syscalls_remember(t, task, in_ns);
 	if (tune->full && t->kind == SYSCALLS_SLOW)
 		return;
 	if (in_ns - t->call_ns < (t->kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
@@ -203,6 +261,8 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
 		t->waker_pid = UNKNOWN32;
+		t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
+		t->fuse = 0;
 	}
 #ifdef LIMITER_OPEN
 	t->goroutine = LOAD_REG(regs, CALL_GOROUTINE);
@@ -258,8 +318,20 @@ static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
 	u64 *class = syscalls_class.lookup(&nr);
 	if (class && (*class == SYSCALLS_POLLS || *class == SYSCALLS_IS_IDLE))
 		return;
-	t->waker_pid = bpf_get_current_pid_tgid() >> 32;
+	if (class && (*class == SYSCALLS_WRITES_FD || *class == SYSCALLS_BY_FD))	/* write, or splice */
+		t->fuse = syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG1)) || syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG3));
+	u64 waker = bpf_get_current_pid_tgid();
+	u32 tid = waker;
+	t->waker_pid = waker >> 32;
+	t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
 	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
+	struct syscalls_thread *by = syscalls_threads.lookup(&tid);
+	if (!by || !by->last.to_ns || now < by->last.to_ns)
+		return;
+	t->waker_awake_ns = now - by->last.to_ns;
+	t->waker_cpu_ns = syscalls_cpu_of(task) - by->last.cpu_ns;
+	if (now - t->call_ns >= SYSCALLS_LONG_NS && by->last.to_ns > t->call_ns && syscalls_watched.lookup(&t->tgid))
+		syscalls_recall(&by->last, task);
 }
 
 int syscalls_on_waking(struct bpf_raw_tracepoint_args *ctx)

@@ -7,6 +7,7 @@
 #ifndef SYSCALLS_WAIT_NS
 #define SYSCALLS_WAIT_NS 1000000
 #endif
+#define SYSCALLS_LONG_NS 50000000	/* waits of this length are remembered, one a thread */
 #define SYSCALLS_SLOW_EACH_NS 2000000	/* of a user's slow calls */
 #define SYSCALLS_SLOW_MOST 256
 #ifndef SYSCALLS_THREADS
@@ -64,6 +65,8 @@ struct syscalls_event {
 	u64 inode_type;		/* SYSCALLS_FD_* */
 	u64 holder_start_ns;
 	u64 written_bytes;
+	u64 waker_awake_ns;
+	u64 waker_cpu_ns;
 	u32 nr;
 	u32 fd;
 	u32 holder_pid;
@@ -78,7 +81,8 @@ struct syscalls_event {
 	u8 basis;
 	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
 	u8 frozen;		/* the file's file system was frozen when the call began to wait */
-	u8 pad[2];
+	u8 fuse;		/* a FUSE daemon's answer ended the wait */
+	u8 pad;
 };
 #define SYSCALLS_PAGES 64
 BPF_RINGBUF_OUTPUT(syscalls_events, SYSCALLS_PAGES);
@@ -87,6 +91,24 @@ static __always_inline u64 syscalls_events_flags(void)
 {
 	return wake_each(LOST_syscalls_events, RING_QUARTER(SYSCALLS_PAGES, struct syscalls_event));
 }
+
+/* The last long wait of a thread, as it is reported if the thread then ends a long wait of a watched process. */
+struct syscalls_wait {
+	u64 from_ns;
+	u64 to_ns;
+	u64 cpu_ns;		/* CPU time of the thread up to its end */
+	u64 sock_id;
+	u64 waker_awake_ns;
+	u64 waker_cpu_ns;
+	u32 nr;
+	u32 fd;
+	u32 waker_pid;
+	u16 peer_port;
+	u8 inode_type;
+	u8 reported;
+	u8 peer_addr[16];
+	char waker_comm[16];
+};
 
 struct syscalls_thread {
 	u64 off_ns;		/* switched out at; 0 while running or outside of a call */
@@ -102,6 +124,8 @@ struct syscalls_thread {
 	u64 wrote;		/* bytes, at the last switch-out within a call */
 	u64 wrote_before;	/* ... in the call before this one */
 	u64 dns_sk;		/* the socket, if its peer is a name server */
+	u64 waker_awake_ns;	/* how long ago a long wait of the waker's thread ended; UNKNOWN64: none did */
+	u64 waker_cpu_ns;	/* CPU time of that thread since then */
 	u32 tgid;
 	u32 nr;
 	u32 fd;
@@ -113,8 +137,10 @@ struct syscalls_thread {
 	u8 inode_type;
 	u8 pending;
 	u8 frozen;
-	u8 pad[6];
+	u8 fuse;
+	u8 pad[5];
 	u8 peer_addr[16];
+	struct syscalls_wait last;
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
 BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* initial value */
@@ -167,6 +193,14 @@ static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 #else
 #define SYSCALLS_WROTE(by, task) UNKNOWN64
 #endif
+
+/* CPU time of a thread. */
+static __always_inline u64 syscalls_cpu_of(void *task)
+{
+	u64 ns = 0;
+	GET(ns, task, task_struct, sum_exec_runtime);
+	return ns;
+}
 
 /* The element of this key in the map that is written now, created if missing. */
 static __always_inline struct syscalls_value *syscalls_element(void *task, struct syscalls_key *k, u32 slot)

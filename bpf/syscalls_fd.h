@@ -56,6 +56,19 @@ static __always_inline void syscalls_inspect(struct syscalls_thread *t, void *ta
 	GET(t->sock_id, sk, sock_common, skc_cookie);
 }
 
+#define SYSCALLS_FUSE (10 << 20 | 229)	/* number of the device /dev/fuse, as the kernel has it */
+
+/* Whether fd is a FUSE daemon's. */
+static __always_inline u8 syscalls_is_fuse(void *task, u32 fd)
+{
+	void *file = file_of(task, fd);
+	u32 device = 0;
+	if (!file || (mode_of(file) & 0170000) != 0020000)
+		return 0;
+	GET(device, PTR(file, file, f_inode), inode, i_rdev);
+	return device == SYSCALLS_FUSE;
+}
+
 /* Whether the file's file system is frozen, as during a snapshot. */
 static __always_inline u8 syscalls_frozen(void *file)
 {
@@ -117,7 +130,10 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	e->peer_port = t->peer_port;
 	e->kind = t->kind;
 	e->frozen = t->frozen;
+	e->fuse = t->fuse;
 	e->waker_pid = t->waker_pid;
+	e->waker_awake_ns = t->waker_awake_ns;
+	e->waker_cpu_ns = t->waker_cpu_ns;
 	__builtin_memcpy(e->waker_comm, t->waker_comm, sizeof(e->waker_comm));
 	e->written_bytes = wrote == UNKNOWN64 ? wrote : wrote - t->wrote_before;
 	__builtin_memset(e->fd_name, 0, sizeof(e->fd_name));

@@ -120,7 +120,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(binutils buildah chromium curl etcd-server g++ gcc gdb groff-base haproxy jsonnet less libc6-dev libnginx-mod-http-lua libssl-dev mmdebstrap musl-tools nats-server netbase postgresql procps prometheus prometheus-alertmanager qemu-system-x86 rabbitmq-server systemd systemd-container xz-utils)
+		packages+=(bindfs binutils buildah chromium curl etcd-server g++ gcc gdb groff-base haproxy jsonnet less libc6-dev libnginx-mod-http-lua libssl-dev mmdebstrap musl-tools nats-server netbase postgresql procps prometheus prometheus-alertmanager qemu-system-x86 rabbitmq-server systemd systemd-container xz-utils)
 		command -v npm >/dev/null || packages+=(nodejs npm)
 		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)

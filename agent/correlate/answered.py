@@ -146,6 +146,11 @@ class FailedHop:
         return self.code in (*LIMITS, *ONLY_READS, *UNREADY)
 
     @property
+    def limited(self) -> bool:
+        """Whether a limiter of the server refused the requests."""
+        return (self.protocol, self.code) == ("http", "429")
+
+    @property
     def requested_by(self) -> Words:
         """The end of a sentence: the caller, and the only user that reports it."""
         requested_by = render(" from {by}", by=self.by) if self.by else ""

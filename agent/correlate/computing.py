@@ -14,7 +14,11 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import slow_spans
 
-READS = {**STARVED, "cpu_use": ("interval_ns", "user_ns", "system_ns")}
+READS = {
+    **STARVED,
+    "cpu_use": ("interval_ns", "user_ns", "system_ns"),
+    "slow_syscall": ("duration_ns", "waker_pid", "waker_awake_ns", "waker_cpu_ns"),
+}
 _AFTER_NS = 3 * SECOND  # an interval's row comes at its end
 _BEFORE_S, _LEAST_S = 60, 20  # the baseline
 #: Share of the time from which a process ran instead of waiting; and how much that must exceed the usual share.
@@ -25,15 +29,15 @@ _KERNEL = 0.6  # share of kernel time from which the kernel did the work: calls,
 @dataclass(frozen=True)
 class Ran:
     """ran_ns: CPU time within needed_ns, all threads together; waited_ns: time waiting for a CPU meanwhile; usual: CPUs
-    that it usually keeps busy; start_tick: when the process started.
+    that it usually keeps busy, None if that is not known; start_tick: when the process started.
     """
 
     ran_ns: float
     waited_ns: float
     needed_ns: float
-    usual: float
+    usual: float | None
     in_kernel: bool
-    start_tick: int
+    start_tick: int | None
 
     @property
     def share(self) -> float:
@@ -43,7 +47,7 @@ class Ran:
     @property
     def busy(self) -> bool:
         """Whether it ran more than usual. A process that is only delayed in its usual work does not."""
-        return self.share >= MUCH and self.ran_ns / self.needed_ns - self.usual >= MORE
+        return self.share >= MUCH and self.ran_ns / self.needed_ns - (self.usual or 0.0) >= MORE
 
 
 def ran(pid: int, episode: Episode, view: View) -> Ran | None:
@@ -60,7 +64,7 @@ def ran(pid: int, episode: Episode, view: View) -> Ran | None:
         met |= (rows["t_ns"] > from_ns) & (begun < to_ns)
     now, needed_ns = rows[met], float(sum(to_ns - from_ns for from_ns, to_ns in spans))
     if not len(now) or needed_ns <= 0:
-        return None
+        return _before_it_woke(pid, spans, needed_ns, episode, view) if needed_ns > 0 else None
     before = rows[rows["t_ns"] <= episode.start_ns]
     before = before[start_ticks(before) == start_ticks(now[-1:])[0]]
     known_ns = episode.start_ns - int((before["t_ns"] - before["interval_ns"]).min(initial=episode.start_ns))
@@ -71,6 +75,24 @@ def ran(pid: int, episode: Episode, view: View) -> Ran | None:
     in_kernel = float(now["system_ns"].sum()) >= _KERNEL * float(_both(now).sum())
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
     return Ran(max(0.0, total), waited_ns, needed_ns, usual, in_kernel, int(start_ticks(now[-1:])[0]))
+
+
+def _before_it_woke(
+    pid: int, spans: list[tuple[int, int]], needed_ns: float, episode: Episode, view: View
+) -> Ran | None:
+    """The same for a process that nobody watched, by the CPU time of its threads before they ended waits of others."""
+    rows = view.rings["slow_syscall"].between(spans[0][0], spans[-1][1] + SECOND)
+    rows = rows[(rows["waker_pid"] == pid) & (rows["waker_awake_ns"] >= 0) & (rows["waker_cpu_ns"] >= 0)]
+    ran_ns = 0.0
+    for from_ns, to_ns in spans:
+        met = rows[(rows["t_ns"] > from_ns) & (rows["t_ns"] - rows["waker_awake_ns"] < to_ns)]
+        # what of its time awake was before or after this time may have been without a pause, too
+        outside = np.maximum(0, from_ns - (met["t_ns"] - met["waker_awake_ns"])) + np.maximum(0, met["t_ns"] - to_ns)
+        ran_ns += float((met["waker_cpu_ns"] - outside).max(initial=0))
+    if not ran_ns:
+        return None
+    waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
+    return Ran(min(ran_ns, needed_ns), waited_ns, needed_ns, None, False, view.started(pid, episode))
 
 
 def own(episode: Episode, view: View) -> Ran | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.common.alike import least
+from agent.common.recent import Recent
 from agent.correlate.episode import Episode
 from agent.correlate.rows import OfSecond, columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -37,8 +38,11 @@ READS = {
         "unlimited",
         "sample_rate",
         "member",
-    )
+    ),
+    "process_event": ("kind",),
 }
+_ENDS = [TABLES["process_event"].code("kind", kind) for kind in ("killed", "exited", "oom_killed")]
+_PLACES, _OF_ONE = 1024, 16  # that are remembered: processes, and places that ended; limiters of one process
 
 
 def took(rows: np.ndarray) -> np.ndarray:
@@ -66,6 +70,9 @@ def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return begun, np.where(slept, begun + np.nan_to_num(took(rows)).astype(np.int64), rows["t_ns"])
 
 
+_Key = tuple[bytes, int | None, int]  # a subject: limiter, process, its start in units of 10 ms
+
+
 @dataclass(frozen=True)
 class Hung:
     """One second's decisions of a limiter that took too long. start, end: of these, CLOCK_BOOTTIME; held_ns: time in
@@ -81,7 +88,10 @@ class Hung:
 
 
 class LimiterWatch(Watch):
-    """One subject is one limiter of one process, or all limiters that one place uses: those have no common limit."""
+    """One subject is one limiter of one process, or all limiters that one place uses: those have no common limit.
+
+    A process of the same name that uses the limiter after another one has ended takes that one's place: a deployment.
+    """
 
     metrics: tuple[str, ...] = (
         "n",
@@ -106,10 +116,15 @@ class LimiterWatch(Watch):
         self.hung: dict[int, list[Hung]] = {}
         self._need: dict[int, int] = {}
         self._several: set[int] = set()  # slots with decisions of several members in one second
+        self._places = Recent[int, list[tuple[_Key, bytes]]](_PLACES)  # by process, with its name
+        self._vacant = Recent[tuple[bytes, bytes], _Key](_PLACES)  # by limiter and name
         self._takers: dict[int, str] = {}  # by slot: the other place that took most of the same limiter
 
     def fill(self, second: int, rows: OfSecond) -> np.ndarray:
-        decisions = rows["limiter_decision"]
+        decisions, events = rows["limiter_decision"], rows["process_event"]
+        for pid in events["pid"][np.isin(events["kind"], _ENDS)].tolist() if len(events) else ():
+            for place, comm in self._places.pop(pid, ()):
+                self._vacant[place[0], comm] = place
         self.of = np.empty(0, np.int64)
         if not len(decisions):
             return self.of
@@ -182,7 +197,13 @@ class LimiterWatch(Watch):
         self, second: int, limiter: bytes, pid: int, start_ns: int, comm: bytes, library: bytes, window_ns: int
     ) -> int:
         tick = start_ns // 10_000_000
-        slot = self.series.slot((limiter, pid if pid > 0 else None, tick), second)
+        key = (limiter, pid if pid > 0 else None, tick)
+        if key not in self.series:
+            old = self._vacant.pop((limiter, comm), None)
+            if old is not None and old in self.series:
+                self.series.pass_on(old, key)
+            self._places[pid] = [*self._places.get(pid, ())[-_OF_ONE:], (key, comm)]
+        slot = self.series.slot(key, second)
         if slot >= 0:
             name = text(limiter), text(library), pid if pid > 0 else -1, tick, text(comm)
             if self.names.get(slot) != name:

@@ -137,6 +137,8 @@ def answered(episode: Episode, view: View) -> list[ScoredEvent]:
     """For the servers that answered with errors, or that these can no longer reach: the last ones first."""
     found: list[ScoredEvent] = []
     for n, one in enumerate(reversed(answers(episode, view))):
+        if one.limited:
+            continue  # it was there, and refused
         found += [
             replace(scored, score=scored.score * 0.9**n)
             for scored in _serving(episode, view, [*one.pids], SECOND, _SURE)

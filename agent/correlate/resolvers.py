@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, Evidence, item
-from agent.correlate.local import in_netns
+from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.path import quickest_us
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
@@ -101,7 +101,7 @@ def _lookups_of(episode: Episode, view: View) -> ProcessLookups | None:
     usual = len(failed(view.own(view.rings["dns_lookup"].between(begun, episode.start_ns - SECOND), episode)))
     fresh = len(bad) - round(usual * (episode.end_ns - episode.start_ns) / (_BEFORE_NS - SECOND))
     top = _top(bad if len(bad) else lookups)
-    resent, most_to = _resent(episode, view, raw, netns) if known else (0, "")
+    resent, most_to = _resent(episode, view, raw, netns) if known and not is_loopback(raw) else (0, "")
     evidence = [first.wait] if first else []
     if top is not None:
         evidence.append(_lookup(top, episode, len(lookups), len(bad)))

@@ -4,6 +4,7 @@ at many places. Pure.
   for that, and the termination itself, are one fault.
 - A process that waits for one that itself waits for a third one waits for the third: a verdict that blames the second
   passes the blame on (``indirect``).
+- A service whose limiter refuses more answers with HTTP 429: what makes the limiter refuse explains both.
 - Work that arrives at once after a gap is a backlog (agent/correlate/backlog.py): it belongs to the fault that caused
   the gap.
 - A client of a stopped process that is late without another explanation is late because of that, until more is known
@@ -20,6 +21,7 @@ import numpy as np
 
 from agent.common.address import peer_of
 from agent.common.fairness import UpperBound
+from agent.correlate.answered import chain, is_about_answers
 from agent.correlate.backlog import RATES, made_up
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.rows import groups, known
@@ -75,6 +77,8 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
         return False
     if not _meets(found, episode, _AFTER_NS):
         return False
+    if any(_refused(one, episode, view) or _refused(episode, one, view) for one in found.explained()):
+        return True
     if verdict.score <= 0:
         return _is_waiting(found, episode, view) or _piled_up(found, episode, view)
     mine, its = blamed(found.cause, view, found.main), blamed(verdict, view, episode)
@@ -111,6 +115,13 @@ def _is_indirect(episode: Episode, verdict: Verdict, late: dict[int | None, Verd
         r.score >= _BETTER and (r.cause not in _IMPACT_CAUSES or not blamed(r, view, episode) & {*its, episode.pid})
         for r in reasons
     )
+
+
+def _refused(limiter: Episode, server: Episode, view: View) -> bool:
+    """Whether one is about a limiter that refuses, and the other one about the answers of its process that say so."""
+    if limiter.symptom != "refusals" or limiter.pid is None or not is_about_answers(server):
+        return False
+    return any(hop.limited and limiter.pid in hop.pids for hop in chain(server, view))
 
 
 def _is_waiting(found: Finding, episode: Episode, view: View) -> bool:

@@ -95,6 +95,10 @@ class Series:
         self._seen[slot] = second
         return slot
 
+    def pass_on(self, key: tuple[object, ...], heir: tuple[object, ...]) -> None:
+        """The row of a subject that is no more becomes that of another one, with its values."""
+        self._slot[heir] = self._slot.pop(key)
+
     def _place(self, second: int) -> int:
         if len(self._slot) < len(self._seen):
             return next(iter(set(range(len(self._seen))) - set(self._slot.values())))

@@ -10,7 +10,7 @@ from agent.columns import NULL_I64
 from agent.correlate.catalogue import dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.rows import as_bytes, start_ticks
-from agent.correlate.view import NO_PEER, View
+from agent.correlate.view import NO_PEER, View, to_peer
 from agent.tables import TABLES
 
 #: Columns read, by table.
@@ -77,3 +77,23 @@ def on_others(calls: np.ndarray, episode: Episode, view: View) -> np.ndarray:
         else np.zeros(len(calls), np.bool_)
     )
     return np.asarray(calls[named | ((calls["kind"] != _WAITING) & (calls["peer"] == NO_PEER))])
+
+
+def owing(raw: bytes, netns: int | None, episode: Episode, view: View) -> tuple[str, int, int] | None:
+    """Of the processes of this host that serve a peer, the one with the longest wait for an answer meanwhile: (comm,
+    pid, network namespace); of those that ended a wait of the episode's process, if any are known. netns: of the
+    asker. None if none of them owed one.
+    """
+    at = view.servers.netns_of(raw, netns)
+    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
+    rows = rows[np.isin(rows["netns"], at) & (rows["sport"] == int.from_bytes(raw[16:18], "little"))]
+    rows = rows[(rows["max_ns"] > 0) & (rows["max_from_ns"] > 0)]
+    calls = to_peer(view.own(view.during("slow_syscall", episode), episode), raw)
+    mine = np.isin(rows["pid"], calls["waker_pid"])
+    rows = rows[mine] if mine.any() else rows
+    begun = rows["max_from_ns"]
+    waited = np.minimum(begun + rows["max_ns"], episode.end_ns) - np.maximum(begun, episode.start_ns)
+    if not len(rows) or waited.max() <= 0:
+        return None
+    row = rows[int(np.argmax(waited))]
+    return row["comm"].decode("utf-8", "replace"), int(row["pid"]), int(row["netns"])

@@ -18,7 +18,7 @@ from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import SYSCALLS, WAITING, slow_decisions
-from agent.correlate.wakers import REQUESTED, blamed
+from agent.correlate.wakers import REQUESTED, blamed, timed_out
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -32,8 +32,8 @@ _READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the r
 @dataclass(frozen=True)
 class Sleep:
     """Calls of one kind that the same program ended. by: (comm, pid), of several processes the one that ended the
-    longest; None if the program asked for the time. processes: how many. share: of the lost time. tid: of the longest
-    one.
+    longest; None if the program asked for the time, or no process ended it. processes: how many. share: of the lost
+    time. tid: of the longest one.
     """
 
     call: str
@@ -98,7 +98,8 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode), episode)
     by = blamed(rows)
-    rows = rows[(rows["peer"] == NO_PEER) & (np.isin(rows["syscall"], [*REQUESTED]) | ((by > 0) & (by != episode.pid)))]
+    timed = np.isin(rows["syscall"], [*REQUESTED]) | (timed_out(rows) & _alone(episode, view))
+    rows = rows[(rows["peer"] == NO_PEER) & (timed | ((by > 0) & (by != episode.pid)))]
     i, j = inside(requests, rows)
     begun = requests["t_ns"] - requests["duration_ns"]
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
@@ -111,6 +112,11 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
+
+
+def _alone(episode: Episode, view: View) -> bool:
+    """Whether its process talks to no other host, from which an interrupt could bring input."""
+    return all(view.server(raw, view.netns(episode, raw), episode) for raw in view.peers(episode))
 
 
 def _clients(pids: set[int], episode: Episode, view: View) -> set[int]:

@@ -47,9 +47,8 @@ SERVERS = {
 _ELSEWHERE = {
     "limiter_decision",
     "clock_change",
-    "socket_queue",
     "unix_peer",
-}  # kept in another form: slow decisions, jumps, servers, connections
+}  # kept in another form: slow decisions, jumps, connections
 
 
 class View:
@@ -150,6 +149,8 @@ class View:
                 if not stays.all():
                     stays[_each_poll(kept)] = True
                 kept = only(kept, stays)
+            elif table == "socket_queue":
+                kept = pick(kept, kept["kind"] != _ACCEPT)
             ring.add(kept)
         listening = rows.get("socket_queue")
         if listening is not None:

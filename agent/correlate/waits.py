@@ -16,7 +16,7 @@ from agent.correlate.path import ENOUGH, Path, Spans, path
 from agent.correlate.resent import NO_CLIENTS, Resent, resent
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
-from agent.correlate.served import on_others, slow
+from agent.correlate.served import on_others, owing, slow
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, place
 from agent.correlate.words import peer, process
@@ -265,6 +265,8 @@ def _peer(
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # all ports of a host share one network path
     where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
+    if server and not late and (owes := owing(raw, netns, episode, view)):
+        server = owes[:2]  # of several processes with one port
     sent_again, resets, connects = (
         in_netns(_towards(view.during(table, episode), raw), netns)
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")

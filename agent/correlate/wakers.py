@@ -9,8 +9,10 @@ from agent.tables import TABLES
 
 #: Calls that return when the time is over that the program asked for.
 REQUESTED = frozenset((b"clock_nanosleep", b"nanosleep"))
-#: What another process's call makes ready to be written to, or read from.
-_ENDS = (b"pipe", b"socket", b"char device", b"eventfd")
+#: Calls that wait for any of several events, or for a time.
+_ANY = (b"epoll_wait", b"epoll_pwait", b"epoll_pwait2", b"poll", b"ppoll", b"select", b"pselect6")
+#: What another process's call makes ready to be written to, or read from; or a file system that it serves.
+_ENDS = (b"pipe", b"socket", b"char device", b"eventfd", b"fuse")
 _SLOW = TABLES["slow_syscall"].code("kind", "slow")
 _SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
 
@@ -22,6 +24,11 @@ def blamed(rows: np.ndarray) -> np.ndarray:
     waker = rows["waker_pid"].clip(0)
     waker[(rows["kind"] == _SLOW) & ~np.isin(rows["fd_type"], _ENDS) | np.isin(rows["syscall"], [*REQUESTED])] = 0
     return np.where(rows["holder_pid"] > 0, rows["holder_pid"], waker)
+
+
+def timed_out(rows: np.ndarray) -> np.ndarray:
+    """Which of the calls wait for any of several events, and were ended by none that a process of this host caused."""
+    return np.asarray((rows["waker_pid"] <= 0) & np.isin(rows["syscall"], _ANY))
 
 
 def through_threads(rows: np.ndarray) -> np.ndarray:

@@ -23,9 +23,9 @@ _EDGES, _PROCESSES = 3, 12  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _FURTHER = 0.98  # ... and for each step
-_WALKED = ("service_latency", "decision_latency", "blocked_time")
+_WALKED = ("service_latency", "decision_latency", "blocked_time", "lookup_latency", "lookup_failures")
 #: Causes that say no more than who was waited for.
-IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait"))
+IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait", "dns"))
 
 
 def hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:

@@ -111,6 +111,7 @@ def decode_events(records: np.ndarray) -> Batch:
     if unnamed.any():
         rows["fd_type"][unnamed] = [name.lower().strip(b"[]") for name in records["fd_name"][unnamed].tolist()]
         rows["file"][unnamed] = b""
+    rows["fd_type"][records["fuse"] > 0] = b"fuse"
     rows["waker_comm"][rows["waker_pid"] == NULL_I64] = b""
     ret = records["ret"].view(np.int64)
     rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)

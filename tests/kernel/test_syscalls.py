@@ -6,6 +6,7 @@ import ctypes as ct
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -26,7 +27,7 @@ from agent.kernel.wire_structs import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
-from tests.patience import COARSE
+from tests.patience import COARSE, until
 
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
 ALL, SAMPLED, BLOCKED = range(3)
@@ -162,6 +163,20 @@ for _ in sys.stdin:
     while turn[0] != 2: pass
     spun = time.monotonic_ns() - t
     fcntl.flock(f, fcntl.LOCK_UN); print(waited, spun, flush=True)
+"""
+
+
+#: Sends a request 0.5 s after its start, and waits for the answer.
+WAITER = "import os, time; time.sleep(0.5); os.write(1, b'?'); os.read(0, 1)"
+#: Its server: computes, or sleeps, for 0.4 s.
+WAKER = """
+import os, sys, time
+os.read(0, 1)
+if sys.argv[1] == '1':
+    time.sleep(0.4)
+until = time.thread_time() + 0.4
+while sys.argv[1] == '0' and time.thread_time() < until: pass
+os.write(1, b'!')
 """
 
 
@@ -314,6 +329,59 @@ def test_who_ended_a_wait_is_known(attach: Callable[..., object]) -> None:
     rows = family.slow(writer.pid, 1, b"write")
     reader.communicate()
     assert (set(rows["waker_pid"]), len(rows)) == ({reader.pid}, 1)
+
+
+@pytest.mark.parametrize("nap", [True, False])
+def test_what_the_waker_did_before_is_known(attach: Callable[..., object], nap: bool) -> None:
+    """Its own last long wait, though nobody watches it, and its CPU time since then."""
+    family = Family(attach)
+    waiter = subprocess.Popen([sys.executable, "-c", WAITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    waker = subprocess.Popen([sys.executable, "-c", WAKER, str(int(nap))], stdin=waiter.stdout, stdout=waiter.stdin)
+    assert syscalls.WatchedProcesses(family.family).add(waiter.pid, 50_000_000)
+    assert waker.wait(20) == 0
+    assert waiter.wait(20) == 0
+
+    def theirs(rows: np.ndarray) -> np.ndarray:
+        return rows[(rows["pid"] == waker.pid) | (rows["pid"] == waiter.pid) & (rows["syscall"] == b"read")]
+
+    rows = family.attached.wait("slow_syscall", theirs, lambda rows: len(rows) > nap)  # type: ignore[attr-defined]
+    (mine,), its = rows[rows["pid"] == waiter.pid], rows[rows["pid"] == waker.pid]
+    assert mine["waker_pid"] == waker.pid
+    assert mine["waker_awake_ns"] < mine["duration_ns"]
+    if nap:
+        assert mine["waker_cpu_ns"] < 100_000_000 * COARSE
+        assert (its["syscall"][0], its["fd_type"][0]) == (b"clock_nanosleep", b"")
+        assert its["duration_ns"][0] > 290_000_000
+    else:
+        assert 290_000_000 < mine["waker_cpu_ns"] < mine["duration_ns"]
+    assert len(its) == nap
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse here")
+def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object], tmp_path: Path) -> None:
+    """Opening a file waits for it, and so does reading."""
+    source, mount = tmp_path / "source", tmp_path / "mount"
+    for path in (source, mount):
+        path.mkdir()
+    (source / "settings").write_text("x")
+    family = Family(attach)
+    daemon = subprocess.Popen(["bindfs", "-f", source, mount])
+    try:
+        until(lambda: os.path.ismount(mount), 10)
+        daemon.send_signal(signal.SIGSTOP)
+        reader = subprocess.Popen(["cat", mount / "settings"], stdout=subprocess.DEVNULL)
+        time.sleep(0.3)
+        daemon.send_signal(signal.SIGCONT)
+        assert reader.wait(20) == 0
+        rows = family.slow(reader.pid, 1, waited_ns=200_000_000)
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", mount], check=False)
+        daemon.kill()
+        daemon.wait()
+    assert set(zip(rows["fd_type"], rows["waker_pid"], rows["waker_comm"], strict=True)) == {
+        (b"fuse", daemon.pid, b"bindfs")
+    }
 
 
 def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:

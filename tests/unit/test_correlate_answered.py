@@ -325,3 +325,22 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     (finding,) = latest(run(host, UNTIL))
     assert finding["confidence"] == HEARSAY if confidence == HEARSAY else finding["confidence"] >= confidence
     assert (f"reported only by programs of user {ASKS}" in str(finding["sentence"])) == (confidence == HEARSAY)
+
+
+@pytest.mark.parametrize(("limit", "reported"), [(20.0, True), (60.0, False)])
+def test_a_deployment_that_lowers_a_limit_is_no_restart(limit: float, reported: bool) -> None:
+    """The new process takes the old one's place: its limit is compared with the one before."""
+    host, again = chain(b""), APP + 1
+    ended = {"pid": APP, "comm": b"gunicorn", "kind": "killed", "signal": 15}
+    host.add("process_event", at=30.0, sender_pid=9, sender_comm=b"deploy", sender_is="other", **ended)
+    old, new = ({"limiter": b"shop", "pid": pid, "comm": b"gunicorn"} for pid in (APP, again))
+    host.decisions(0, 30, limit_per_s=60.0, **old)
+    host.decisions(30.5, UNTIL, limit_per_s=limit, refused=0.6 * reported, **new)
+    talks(host, PROXY, b"nginx", APP_AT, again, b"gunicorn", 8000)
+    for who, to in ((CLIENT, PROXY_AT), (PROXY, APP_AT)) if reported else ():
+        answers(host, 31, UNTIL, who, to, b"http", b"429", 30)
+    found = latest(run(host, UNTIL))
+    assert [one["cause"] for one in found] == ["config"] * reported, [one["sentence"] for one in found]
+    assert ["its limit was lowered from 60 to 20 per second" in str(one["sentence"]) for one in found] == [
+        True
+    ] * reported, found

@@ -474,3 +474,34 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
         for slot, us in zip(slots, watch.series.last("connect_us", slots, second), strict=True)
     }
     assert took == {NEAR: 300.0, FAR: 900.0}
+
+
+def device(host: Host, at: np.ndarray, queue: object, drops: object) -> None:
+    host.add("socket_queue", at=at, kind="qdisc", device=b"eth0", queue=queue, drops=drops)
+
+
+@pytest.mark.parametrize("dropping", [True, False])
+def test_a_full_link_of_this_host_is_the_reason(dropping: bool) -> None:
+    """With the process that has most to send."""
+    host, at = Host(), SECONDS
+    full = BAD
+    asked(host, at, np.where(full, 260_000, 300), np.where(full, 300, 6))
+    device(host, at, np.where(full, 480, 0), np.cumsum(np.where(full & dropping, 31, 0)))
+    backup = {"pid": 999, "comm": b"backup", "peer": peer("10.0.0.9", 22), "send_q_bytes": 2_000_000}
+    host.add("socket_queue", at=np.arange(30.5, 36), kind="connection", **backup)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["cause"], one["culprit_pid"], one["culprit_object"]) == ("link_full", 999, "eth0")
+    assert ("the link of eth0 on this host was full: 480 packets waited in its queue" in one["sentence"]) is True
+    assert ("more were dropped" in one["sentence"]) is dropping
+    assert "that of backup pid 999 to 10.0.0.9:22" in one["sentence"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_queue_that_is_always_long_or_short_for_once_is_not(before: bool) -> None:
+    """fq holds packets of paced connections back."""
+    host, at = Host(), SECONDS
+    slow = BAD
+    asked(host, at, np.where(slow, 260_000, 300), np.where(slow, 300, 6))
+    device(host, at, np.where(slow & (at == 32) | before, 480, 0), 0)
+    (one,) = latest(run(host, UNTIL))
+    assert one["cause"] == "network_rtt"

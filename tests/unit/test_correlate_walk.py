@@ -148,6 +148,37 @@ def test_a_wait_for_a_disk_names_no_process(call: bytes, fd_type: bytes) -> None
     assert "bystander" not in one["sentence"]
 
 
+def test_a_worker_that_nobody_watches_computed() -> None:
+    host = shop()
+    its = {**LATCH, "syscall": b"read", "fd_type": b"pipe", "waker_pid": HOLDER_PID, "waker_comm": b"worker"}
+    asleep(host, SHOP, **its, waker_awake_ns=2950 * MS, waker_cpu_ns=2700 * MS)
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("busy", HOLDER_PID)
+    assert "worker pid 1999 was busy: it ran on a CPU for" in one["sentence"]
+    assert "usually" not in one["sentence"].partition("worker")[2]
+
+
+@pytest.mark.parametrize(("awake", "cpu"), [(2950, 900), (9000, 2700)])
+def test_a_worker_that_may_have_run_at_another_time_is_not_busy(awake: int, cpu: int) -> None:
+    host = shop()
+    its = {**LATCH, "syscall": b"read", "fd_type": b"pipe", "waker_pid": HOLDER_PID, "waker_comm": b"worker"}
+    asleep(host, SHOP, **its, waker_awake_ns=awake * MS, waker_cpu_ns=cpu * MS)
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", HOLDER_PID)
+
+
+def test_a_worker_that_nobody_watches_slept() -> None:
+    """Its own last wait comes with the wait that it ended."""
+    host = shop()
+    its = {**LATCH, "syscall": b"read", "fd_type": b"pipe", "waker_pid": HOLDER_PID, "waker_comm": b"worker"}
+    asleep(host, SHOP, **its, waker_awake_ns=1 * MS, waker_cpu_ns=0)
+    worker = {"pid": HOLDER_PID, "tid": HOLDER_PID, "comm": b"worker"}
+    asleep(host, worker, 32.949, **{**LATCH, "syscall": b"clock_nanosleep"})
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("process_wait", "clock_nanosleep", HOLDER_PID)
+    assert "as its program requested" in one["sentence"]
+
+
 def test_a_program_that_sleeps_by_its_own_choice() -> None:
     host = shop()
     asleep(host, SHOP, **{**LATCH, "syscall": b"clock_nanosleep"}, **HOLDER)

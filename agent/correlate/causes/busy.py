@@ -30,14 +30,15 @@ _LOADED = 0.6  # from this share of its CPU time on, more requests explain it
 
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
+    usual_ns = None if its.usual is None else its.usual * its.needed_ns
     words = render(
-        "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel} (usually {usual}){short}{where}",
+        "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel}{usual}{short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
         threads=", several threads at once" if its.ran_ns > its.needed_ns else "",
         kernel=", most of it in the kernel" if its.in_kernel else "",
-        usual=span(its.usual * its.needed_ns),
+        usual="" if usual_ns is None else render(" (usually {usual})", usual=span(usual_ns)),
         short=(
             render("; it waited {waited} for a CPU", waited=span(its.waited_ns))
             if its.waited_ns > 0.2 * its.needed_ns
@@ -49,15 +50,16 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
             else ""
         ),
     )
+    watched = usual_ns is not None
     entry = item(
-        "cpu_use",
+        "cpu_use" if watched else "slow_syscall",
         "CPU time",
         its.ran_ns,
         "ns",
-        column="system_ns" if its.in_kernel else "user_ns",
-        baseline=its.usual * its.needed_ns,
+        column="system_ns" if its.in_kernel else "user_ns" if watched else "waker_cpu_ns",
+        baseline=usual_ns,
         share=round(its.share, 2),
-        keys={"pid": who[1]},
+        keys={"pid" if watched else "waker_pid": who[1]},
     )
     more = (
         (
@@ -98,7 +100,7 @@ def _loaded(episode: Episode, its: Ran) -> bool:
         ((episode.facts.get(m), episode.facts.get(f"{m}_base")) for m in ("n", "cost") if m in episode.facts),
         (None, None),
     )
-    return bool(rate and usual and rate >= 1.5 * usual and its.usual * rate / usual >= _LOADED * its.share)
+    return bool(rate and usual and rate >= 1.5 * usual and (its.usual or 0.0) * rate / usual >= _LOADED * its.share)
 
 
 def peers(episode: Episode, view: View) -> Iterator[Verdict]:

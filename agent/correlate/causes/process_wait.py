@@ -11,6 +11,7 @@ from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.sleeps import READS, Sleep, held_up
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
+from agent.correlate.wakers import REQUESTED
 from agent.correlate.words import Words, process, render, span, value
 
 #: Of the lost time, from which it is all of it: a call may be made again after a time-out (PostgreSQL: 1 s).
@@ -55,7 +56,8 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def _until(sleep: Sleep) -> Words:
     if not sleep.by:
-        return ", as its program requested"
+        asked = sleep.call.encode() in REQUESTED
+        return ", as its program requested" if asked else ", and no other process ended that"
     if sleep.processes == 1:
         return f" until {process(*sleep.by)} woke it"
     return render(" until {n} processes of {comm} woke it", n=value(sleep.processes), comm=sleep.by[0])

@@ -53,7 +53,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
             else "the system call {call}{on} of {who} was blocked {times}, for up to {longest}{by}{beside}"
         ),
         call=call,
-        on=_place(mine) or (f" on a {fd}" if fd else ""),
+        on=_place(mine) or (" on a FUSE file system" if fd == "fuse" else f" on a {fd}" if fd else ""),
         who=process(episode.comm, episode.pid),
         times=value(len(mine), "time"),
         longest=span(longest),

@@ -1,0 +1,20 @@
+"""A name server of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import EdgeKind
+from agent.correlate.episode import NOT_ASKED, Episode, Waited
+from agent.correlate.resolvers import READS, lookups_of
+from agent.correlate.view import View
+from agent.correlate.waits import SHARE
+
+
+def asked(episode: Episode, view: View) -> Iterator[Waited]:
+    its = lookups_of(episode, view)
+    if its is not None and its.pid and its.share >= SHARE and not its.slower:
+        yield Waited(its.pid, its.comm, its.share, its.sure, NOT_ASKED, its.where)
+
+
+EDGE = EdgeKind("lookup", READS, asked)
