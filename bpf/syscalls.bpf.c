@@ -102,6 +102,7 @@ static __always_inline void syscalls_remember(struct syscalls_thread *t, void *t
 	w->nr = t->nr;
 	w->fd = t->inode_type ? t->fd : UNKNOWN32;
 	w->waker_pid = t->waker_pid;
+	w->waker_tid = t->waker_tid;
 	w->peer_port = t->peer_port;
 	w->inode_type = t->inode_type;
 	w->reported = t->kind == SYSCALLS_SLOW || syscalls_watched.lookup(&t->tgid);
@@ -137,6 +138,7 @@ static __always_inline void syscalls_recall(struct syscalls_wait *w, void *task)
 	e->fd = w->fd;
 	e->holder_pid = UNKNOWN32;
 	e->waker_pid = w->waker_pid;
+	e->waker_tid = w->waker_tid;
 	e->peer_port = w->peer_port;
 	e->kind = SYSCALLS_WAITING;
 	e->basis = SYSCALLS_BLOCKED;
@@ -260,7 +262,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
-		t->waker_pid = UNKNOWN32;
+		t->waker_pid = t->waker_tid = UNKNOWN32;
 		t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
 		t->fuse = 0;
 	}
@@ -323,14 +325,20 @@ static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
 	u64 waker = bpf_get_current_pid_tgid();
 	u32 tid = waker;
 	t->waker_pid = waker >> 32;
+	t->waker_tid = tid;
 	t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
 	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
 	struct syscalls_thread *by = syscalls_threads.lookup(&tid);
-	if (!by || !by->last.to_ns || now < by->last.to_ns)
+	bool waited = by && by->last.to_ns;
+	u64 since = waited ? by->last.to_ns : syscalls_begun(task);
+	if (!since || now < since)
 		return;
-	t->waker_awake_ns = now - by->last.to_ns;
-	t->waker_cpu_ns = syscalls_cpu_of(task) - by->last.cpu_ns;
-	if (now - t->call_ns >= SYSCALLS_LONG_NS && by->last.to_ns > t->call_ns && syscalls_watched.lookup(&t->tgid))
+	t->waker_awake_ns = now - since;
+	t->waker_cpu_ns = syscalls_cpu_of(task) - (waited ? by->last.cpu_ns : 0);
+	if (!waited)
+		return;
+	/* a wait for work began before the one that it is to end */
+	if (now - t->call_ns >= SYSCALLS_LONG_NS && by->last.from_ns + SYSCALLS_SLOW_NS > t->call_ns && syscalls_watched.lookup(&t->tgid))
 		syscalls_recall(&by->last, task);
 }
 

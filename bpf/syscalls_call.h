@@ -71,6 +71,8 @@ struct syscalls_event {
 	u32 fd;
 	u32 holder_pid;
 	u32 waker_pid;
+	u32 waker_tid;
+	u32 pad2;
 	u8 peer_addr[16];
 	char fd_name[32];	/* of files and directories; of anonymous inodes: [eventfd] */
 	char holder_comm[16];
@@ -103,9 +105,11 @@ struct syscalls_wait {
 	u32 nr;
 	u32 fd;
 	u32 waker_pid;
+	u32 waker_tid;
 	u16 peer_port;
 	u8 inode_type;
 	u8 reported;
+	u32 pad;
 	u8 peer_addr[16];
 	char waker_comm[16];
 };
@@ -124,13 +128,14 @@ struct syscalls_thread {
 	u64 wrote;		/* bytes, at the last switch-out within a call */
 	u64 wrote_before;	/* ... in the call before this one */
 	u64 dns_sk;		/* the socket, if its peer is a name server */
-	u64 waker_awake_ns;	/* how long ago a long wait of the waker's thread ended; UNKNOWN64: none did */
-	u64 waker_cpu_ns;	/* CPU time of that thread since then */
+	u64 waker_awake_ns;	/* how long ago the last long wait of the waker's thread ended, or the thread began */
+	u64 waker_cpu_ns;	/* its CPU time since then */
 	u32 tgid;
 	u32 nr;
 	u32 fd;
 	u32 enter_nr;
 	u32 waker_pid;		/* the process whose call woke it from the last long block of this call; UNKNOWN32: none */
+	u32 waker_tid;
 	char waker_comm[16];
 	u16 peer_port;
 	u8 kind;
@@ -138,7 +143,7 @@ struct syscalls_thread {
 	u8 pending;
 	u8 frozen;
 	u8 fuse;
-	u8 pad[5];
+	u8 pad[1];
 	u8 peer_addr[16];
 	struct syscalls_wait last;
 };
@@ -193,6 +198,18 @@ static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 #else
 #define SYSCALLS_WROTE(by, task) UNKNOWN64
 #endif
+
+/* When a thread began. */
+static __always_inline u64 syscalls_begun(void *task)
+{
+	u64 ns = 0;
+#if HAS_task_struct__start_boottime
+	GET(ns, task, task_struct, start_boottime);
+#else
+	GET(ns, task, task_struct, real_start_time);
+#endif
+	return ns;
+}
 
 /* CPU time of a thread. */
 static __always_inline u64 syscalls_cpu_of(void *task)

@@ -132,6 +132,7 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	e->frozen = t->frozen;
 	e->fuse = t->fuse;
 	e->waker_pid = t->waker_pid;
+	e->waker_tid = t->waker_tid;
 	e->waker_awake_ns = t->waker_awake_ns;
 	e->waker_cpu_ns = t->waker_cpu_ns;
 	__builtin_memcpy(e->waker_comm, t->waker_comm, sizeof(e->waker_comm));

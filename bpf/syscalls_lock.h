@@ -82,11 +82,7 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
 	void *holder = syscalls_task_of(task, number);
 	if (holder) {
 		GET(h.pid, holder, task_struct, tgid);
-#if HAS_task_struct__start_boottime
-		GET(h.start_ns, holder, task_struct, start_boottime);
-#else
-		GET(h.start_ns, holder, task_struct, real_start_time);
-#endif
+		h.start_ns = syscalls_begun(holder);
 		bpf_probe_read_kernel_str(h.comm, sizeof(h.comm), ADDR(holder, task_struct, comm));
 	} else {
 #ifndef PIDNS_INUM

@@ -83,12 +83,14 @@ def _before_it_woke(
     """The same for a process that nobody watched, by the CPU time of its threads before they ended waits of others."""
     rows = view.rings["slow_syscall"].between(spans[0][0], spans[-1][1] + SECOND)
     rows = rows[(rows["waker_pid"] == pid) & (rows["waker_awake_ns"] >= 0) & (rows["waker_cpu_ns"] >= 0)]
-    ran_ns = 0.0
+    ran_ns, begun = 0.0, rows["t_ns"] - rows["waker_awake_ns"]
     for from_ns, to_ns in spans:
-        met = rows[(rows["t_ns"] > from_ns) & (rows["t_ns"] - rows["waker_awake_ns"] < to_ns)]
-        # what of its time awake was before or after this time may have been without a pause, too
-        outside = np.maximum(0, from_ns - (met["t_ns"] - met["waker_awake_ns"])) + np.maximum(0, met["t_ns"] - to_ns)
-        ran_ns += float((met["waker_cpu_ns"] - outside).max(initial=0))
+        met = (rows["t_ns"] > from_ns) & (begun < to_ns)
+        outside = np.maximum(0, from_ns - begun[met]) + np.maximum(0, rows["t_ns"][met] - to_ns)
+        cpu_ns, awake_ns = rows["waker_cpu_ns"][met], np.maximum(rows["waker_awake_ns"][met], 1)
+        # it ran evenly during the episode; before that it may have run without a pause
+        during = cpu_ns * (1 - np.minimum(outside / awake_ns, 1.0))
+        ran_ns += float(np.where(begun[met] >= episode.start_ns - SECOND, during, cpu_ns - outside).max(initial=0))
     if not ran_ns:
         return None
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)

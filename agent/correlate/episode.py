@@ -22,6 +22,8 @@ class Episode:
     recurs_by: the value by which a recurrence is recognised (agent/correlate/recurrence.py); empty: it is always
     reported. blame: the cause of its finding, if known. keys: what selects its rows in its symptom's table, beside the
     pid (see ``Evidence.keys``). taker: for a limiter that is used at several places, the other place that took most.
+
+    Of a process that was waited for: tids: the threads that ended the waits, if they are known; spans: the waits.
     """
 
     symptom: str
@@ -48,6 +50,8 @@ class Episode:
     blame: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
     taker: str = ""
+    tids: frozenset[int] = frozenset()
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ NOT_ASKED = (-1, -1)
 class Waited:
     """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
     process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
-    wait for it.
+    wait for it. tids: its threads that ended the waits, if they are known; spans: the waits.
     """
 
     pid: int
@@ -142,6 +146,8 @@ class Waited:
     sure: float
     serves: tuple[int, int]
     where: str
+    tids: frozenset[int] = frozenset()
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from agent.tables import TABLES
 
 READS = {"socket_queue": ("kind", "queue", "drops", "send_q_bytes", "device", "peer")}
 _DEVICE, _CONNECTION = (TABLES["socket_queue"].code("kind", kind) for kind in ("qdisc", "connection"))
-_PACKETS = 16  # in the queue at one poll, from which a device is busy; any drop makes it so, too
+_PACKETS = 4  # in the queue at one poll, from which a device is busy; any drop makes it so, too
 _MOST, _USUAL = 0.6, 0.2  # share of polls with a busy device: during the episode, and at most in the minute before
 _BEFORE_NS, _AROUND_NS = 60 * SECOND, SECOND
 

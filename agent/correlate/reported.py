@@ -63,6 +63,7 @@ class ReportedWaits:
         if batch.table == "slow_syscall":
             rows = batch.rows
             held = (rows["kind"] == _WAITING) & (rows["goroutine"] == NULL_I64)
+            held &= rows["blocked_ns"] != NULL_I64  # else the last wait of a process that ended another one's
             if self._followed:
                 held &= ~np.isin(rows["pid"], [*self._followed]) | (rows["duration_ns"] < _LONG_NS)
             if not held.any():

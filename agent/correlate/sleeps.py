@@ -14,11 +14,12 @@ from agent.columns import NULL_I64
 from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
+from agent.correlate.path import merged
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
-from agent.correlate.waits import SYSCALLS, WAITING, slow_decisions
-from agent.correlate.wakers import REQUESTED, blamed, timed_out
+from agent.correlate.waits import SYSCALLS, WAITING, covered, overlap_ns, slow_decisions
+from agent.correlate.wakers import ANY, REQUESTED, blamed, timed_out
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -26,6 +27,8 @@ READS = {**SYSCALLS, "tcp_rtt": ("netns", "role", "peer", "saddr")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
 _MOST = 0.7  # of a request, from which one wait is the reason for it
+_CALLS = 1024  # more than there are
+_THREADS = 4  # of one program that wait for each other
 _READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the request, or another one
 
 
@@ -33,7 +36,8 @@ _READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the r
 class Sleep:
     """Calls of one kind that the same program ended. by: (comm, pid), of several processes the one that ended the
     longest; None if the program asked for the time, or no process ended it. processes: how many. share: of the lost
-    time. tid: of the longest one.
+    time. tid: of the longest one. by_tids: the threads that ended them. spans: their
+    times, merged.
     """
 
     call: str
@@ -45,6 +49,8 @@ class Sleep:
     sure: float
     tid: int
     waiting: bool
+    by_tids: frozenset[int]
+    spans: tuple[tuple[int, int], ...]
 
 
 def held_up(episode: Episode, view: View) -> list[Sleep]:
@@ -59,6 +65,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
     if not len(rows):
         return []
     by, lost = blamed(rows), float(np.maximum(requests["duration_ns"] - episode.base, 0).sum())
+    spans = requests["t_ns"] - requests["duration_ns"], np.minimum(requests["t_ns"], episode.end_ns + _OFF_NS)
     readers = _readers(episode, view)
     comm = np.where(rows["holder_pid"] > 0, rows["holder_comm"], rows["waker_comm"])
     first, group = groups([by > 0, np.where(by > 0, comm, b""), rows["syscall"]])
@@ -75,21 +82,25 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 len(np.unique(pids)),
                 len(mine),
                 float(lasted.max()),
-                min(1.0, float(lasted.sum()) / lost) if lost else 0.0,
-                _OTHER if waiting and int(top["tid"]) not in readers else _READER,
+                max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered(mine, spans)),
+                _OTHER if waiting and not episode.tids and int(top["tid"]) not in readers else _READER,
                 int(top["tid"]),
                 waiting,
+                _known(mine["waker_tid"][mine["waker_pid"] == pid]),
+                tuple(zip(*(ns.tolist() for ns in merged(mine["t_ns"] - lasted, mine["t_ns"])), strict=True)),
             )
         )
     return sorted(found, key=lambda sleep: (-sleep.share, sleep.call))
 
 
 def _whole(episode: Episode) -> np.ndarray:
-    """The episode as one request."""
-    out = np.zeros(1, dtypes()["limiter_decision"])
+    """The episode as one request, or the waits for its process as one each."""
+    spans = episode.spans or ((episode.start_ns, episode.end_ns + SECOND),)
+    out = np.zeros(len(spans), dtypes()["limiter_decision"])
     start_ns = (episode.start_tick or 0) * 10_000_000
     out["pid"], out["proc_start_ns"] = episode.pid, max(start_ns, np.iinfo(np.int64).min)
-    out["t_ns"], out["duration_ns"] = episode.end_ns + SECOND, episode.end_ns + SECOND - episode.start_ns
+    out["t_ns"] = [to_ns for _, to_ns in spans]
+    out["duration_ns"] = [to_ns - from_ns for from_ns, to_ns in spans]
     out["goroutine"], out["tid"] = NULL_I64, NULL_I64
     return out
 
@@ -98,6 +109,10 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode), episode)
     by = blamed(rows)
+    within_program = rows[by == episode.pid]
+    if episode.tids:
+        rows = rows[np.isin(rows["tid"], [*_with_others(episode.tids, within_program)])]
+        by = blamed(rows)
     timed = np.isin(rows["syscall"], [*REQUESTED]) | (timed_out(rows) & _alone(episode, view))
     rows = rows[(rows["peer"] == NO_PEER) & (timed | ((by > 0) & (by != episode.pid)))]
     i, j = inside(requests, rows)
@@ -105,13 +120,44 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
     late = (rows["t_ns"] - rows["duration_ns"])[j] >= begun[i] - _OFF_NS
     took = np.minimum(requests["duration_ns"], float(max(episode.end_ns - episode.start_ns, 1)))
-    long = within >= _MOST * took[i] - _OFF_NS
+    queued = _queued(begun[i], rows[j], within_program)
+    long = (within >= _MOST * (took[i] - queued) - _OFF_NS) | bool(episode.tids)
     by = blamed(rows)
     clients = _clients(set(by[by > 0].tolist()), episode, view)
-    for_request = (rows["kind"][j] != WAITING) | (late & long & ~np.isin(by[j], [*clients]))
+    waits = rows["kind"][j] == WAITING
+    late &= ~np.isin(by[j], [*clients])
+    # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
+    called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
+    alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
+    for_request = ~waits | (late & (long | alike))
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
+
+
+def _known(tids: np.ndarray) -> frozenset[int]:
+    return frozenset(tids.tolist()) if (tids > 0).all() else frozenset()
+
+
+def _with_others(tids: frozenset[int], waits: np.ndarray) -> frozenset[int]:
+    """These threads, and those of the same program that they waited for, and so on."""
+    for _ in range(_THREADS):
+        more = tids | _known(waits["waker_tid"][np.isin(waits["tid"], [*tids])])
+        if more == tids:
+            break
+        tids = more
+    return tids
+
+
+def _queued(since_ns: np.ndarray, rows: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """How long the thread of each row had waited before for other threads of its program (waits), since that time."""
+    out = np.zeros(len(rows))
+    for tid in np.unique(waits["tid"]).tolist():
+        mine, its = np.flatnonzero(rows["tid"] == tid), waits[waits["tid"] == tid]
+        from_ns, to_ns = merged(its["t_ns"] - its["duration_ns"], its["t_ns"])
+        until_ns = (rows["t_ns"] - rows["duration_ns"])[mine]
+        out[mine] = overlap_ns(from_ns, to_ns, since_ns[mine], until_ns)
+    return out
 
 
 def _alone(episode: Episode, view: View) -> bool:

@@ -12,7 +12,7 @@ from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
-from agent.correlate.path import ENOUGH, Path, Spans, path
+from agent.correlate.path import ENOUGH, Path, Spans, merged, path
 from agent.correlate.resent import NO_CLIENTS, Resent, resent
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
@@ -33,7 +33,7 @@ CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
 #: ... of calls on files: the holder of the lock, the disk, the bytes written; and who ended the wait.
 ON_FILES = (
     *("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen"),
-    *("waker_pid", "waker_comm"),
+    *("waker_pid", "waker_comm", "waker_tid"),
 )
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
 SYSCALLS = {
@@ -244,13 +244,41 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
     found = []
+    queued = _queued(episode, view, to_peer)
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
         share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
+        if 0 < share < queued.get(raw, 0.0):
+            share, own = queued[raw], queued[raw] * own / share
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
         longest = min(float(most), episode.value) if symptom_of(episode).inside else float(most)
         found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
     return found
+
+
+def _queued(episode: Episode, view: View, calls: np.ndarray) -> dict[bytes, float]:
+    """By peer: the share of the time with slow requests in which some call waited for the peer, longer than ever
+    before.
+    """
+    if not symptom_of(episode).inside or not len(calls):
+        return {}
+    spans = slow_spans(episode, view)
+    return {raw: covered(_towards(calls, raw), spans) for raw in view.unusual_waits(episode)}
+
+
+def covered(calls: np.ndarray, requests: Spans) -> float:
+    """The share of the time with requests in which one of these calls lasted. Requests that wait for each other within
+    the program (for a lock, or a connection of a pool) lose that time, too, though no call of theirs is among these.
+    """
+    begins, ends = merged(*requests)
+    taken = float((ends - begins).sum())
+    from_ns, to_ns = merged(calls["t_ns"] - calls["duration_ns"], calls["t_ns"])
+    return min(1.0, float(overlap_ns(from_ns, to_ns, begins, ends).sum()) / taken) if taken > 0 else 0.0
+
+
+def overlap_ns(from_ns: np.ndarray, to_ns: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """How much of each span from begins to ends some other spans, which do not overlap each other, cover."""
+    return np.asarray((np.minimum(to_ns[:, None], ends) - np.maximum(from_ns[:, None], begins)).clip(0).sum(axis=0))
 
 
 def _peer(
@@ -310,6 +338,8 @@ def _peer(
 
 def slow_spans(episode: Episode, view: View) -> Spans:
     """The times of the waits: (begins, ends); of decisions, those at least half as slow as the slowest."""
+    if episode.spans:
+        return np.array([from_ns for from_ns, _ in episode.spans]), np.array([to_ns for _, to_ns in episode.spans])
     if symptom_of(episode).inside and len(slow := slow_decisions(episode, view)):
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
         return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]

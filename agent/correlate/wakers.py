@@ -10,7 +10,7 @@ from agent.tables import TABLES
 #: Calls that return when the time is over that the program asked for.
 REQUESTED = frozenset((b"clock_nanosleep", b"nanosleep"))
 #: Calls that wait for any of several events, or for a time.
-_ANY = (b"epoll_wait", b"epoll_pwait", b"epoll_pwait2", b"poll", b"ppoll", b"select", b"pselect6")
+ANY = (b"epoll_wait", b"epoll_pwait", b"epoll_pwait2", b"poll", b"ppoll", b"select", b"pselect6")
 #: What another process's call makes ready to be written to, or read from; or a file system that it serves.
 _ENDS = (b"pipe", b"socket", b"char device", b"eventfd", b"fuse")
 _SLOW = TABLES["slow_syscall"].code("kind", "slow")
@@ -28,7 +28,7 @@ def blamed(rows: np.ndarray) -> np.ndarray:
 
 def timed_out(rows: np.ndarray) -> np.ndarray:
     """Which of the calls wait for any of several events, and were ended by none that a process of this host caused."""
-    return np.asarray((rows["waker_pid"] <= 0) & np.isin(rows["syscall"], _ANY))
+    return np.asarray((rows["waker_pid"] <= 0) & np.isin(rows["syscall"], ANY))
 
 
 def through_threads(rows: np.ndarray) -> np.ndarray:
@@ -46,6 +46,6 @@ def through_threads(rows: np.ndarray) -> np.ndarray:
     first[1:] |= (group[1:] != group[:-1]) | (t_ns[1:] - t_ns[:-1] > _SOON_NS)
     source = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
     rows = rows.copy()
-    for name in ("waker_pid", "waker_comm"):
+    for name in ("waker_pid", "waker_comm", "waker_tid"):
         rows[name][order] = rows[name][source]
     return rows

@@ -65,6 +65,8 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
         pid=hop.pid,
         start_tick=tick,
         comm=hop.comm,
+        tids=hop.tids,
+        spans=hop.spans,
     )
 
 

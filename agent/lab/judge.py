@@ -95,8 +95,9 @@ def _named(text: str, fault: Done, truth: Truth) -> bool:
 
 def _asked(fault: Done) -> list[str]:
     """Servers between the victims and the target."""
-    there = programs()
-    used = {name for victim in fault.victims if victim in there for name in there[victim].uses}
+    there, used = programs(), set(fault.victims)
+    while more := {name for user in used & there.keys() for name in there[user].uses if name in fault.reach} - used:
+        used |= more
     return [name for name in fault.reach if name in used and there[name].server]
 
 

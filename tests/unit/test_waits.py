@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.columns import NULL_I64
 from agent.correlate.reported import ReportedWaits
 from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
@@ -94,6 +95,12 @@ def test_processes_that_answer_late_are_followed_for_a_while(watched_map: int) -
     assert stated(watched, wait_of(3, 18), 18) == []
 
 
+def test_the_last_wait_of_who_ended_another_ones_is_passed_on(watched_map: int) -> None:
+    watched, batch = ReportedWaits(processes(watched_map)), wait_of(3, 10)
+    batch.rows["blocked_ns"] = NULL_I64
+    assert list(watched(batch, 10 * S)) == [batch]
+
+
 @pytest.mark.parametrize(("waits_s", "followed"), [(0.4, {7}), (0.1, set())])
 def test_who_owes_an_answer_is_followed_before_there_is_a_symptom(
     watched_map: int, waits_s: float, followed: set[int]
@@ -128,6 +135,7 @@ def wait_of(seconds: float, until_s: float) -> Batch:
         proc_start_ns=S,
         kind=TABLES["slow_syscall"].code("kind", "waiting"),
         duration_ns=int(seconds * S),
+        blocked_ns=int(seconds * S),
     )
 
 

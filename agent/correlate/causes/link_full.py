@@ -38,7 +38,7 @@ def _rule(symptom: str) -> Rule:
                 "; most unsent data was that of {who} to {peer} ({unsent})",
                 who=process(*link.sender[:2]),
                 peer=peer(link.sender[2]),
-                unsent=value(link.unsent, "bytes"),
+                unsent=value(link.unsent, "byte"),
             )
             if link.sender
             else "",
@@ -52,7 +52,8 @@ def _rule(symptom: str) -> Rule:
             dropped=link.dropped,
             keys={"kind": "qdisc", "device": link.device},
         )
-        culprit = Culprit(*(link.sender[1], link.sender[0]) if link.sender else (None, ""), link.device)
+        comm, pid = link.sender[:2] if link.sender else ("", None)
+        culprit = Culprit(pid, comm, link.device)
         yield Verdict(
             CAUSE.name, min(_MOST, best.score * _SURER), link.device, words, (entry, *best.evidence), "", culprit
         )

@@ -18,7 +18,7 @@ from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
-from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
+from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, covered, slow_spans, spent
 from agent.correlate.wakers import blamed
 from agent.correlate.words import Words, process, render, span, text, value
 
@@ -42,6 +42,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     mine = rows[group == at]
     beside = _beside(rows[group != at], mine)
     share = min(1.0, float(totals[at] + beside["duration_ns"].sum()) / lost) if lost else 0.0
+    share = max(share, covered(np.concatenate([mine, beside]), slow_spans(episode, view)))
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(mine["duration_ns"].max())
     culprit, ended = _holder(mine, episode.pid)
@@ -80,7 +81,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         CAUSE.name,
         (
             (0.96 if threaded else 0.8)
-            * (_SATURATED if cpu_saturated(episode, view) else 1.0)
+            * (_SATURATED if not culprit.pid and cpu_saturated(episode, view) else 1.0)
             * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
             * (_FULL if _disk_full(episode, view) else 1.0)
             * (_LOCKED if culprit == UNKNOWN_CULPRIT and locked_ns(episode, view) >= _HALF * longest else 1.0)

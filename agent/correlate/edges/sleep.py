@@ -14,7 +14,7 @@ from agent.correlate.waits import SHARE
 def woken(episode: Episode, view: View) -> Iterator[Waited]:
     for sleep in held_up(episode, view):
         if sleep.by and sleep.share >= SHARE:
-            yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, NOT_ASKED, "")
+            yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, NOT_ASKED, "", sleep.by_tids, sleep.spans)
 
 
 EDGE = EdgeKind("sleep", READS, woken)
