@@ -267,3 +267,37 @@ def test_a_wait_that_is_reported_with_its_decision_long_after_it_ended_is_eviden
     correlator.feed(host.made[0])
     correlator.advance(T0 + 41 * S)
     assert correlator.losses()["late"] > 0
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+def test_a_name_server_of_this_host_is_followed_to_what_it_waited_for(forwards: bool) -> None:
+    """It was busy itself; or it waited for its forwarder, which was stopped."""
+    host = around_stall(lambda host: host.stalled_decision(31.4, 1.4, children=False))
+    its = {**UNBOUND, "proc_start_ns": START, "tid": 853}
+    call(
+        host,
+        t_ns=T0 + int(31.35 * S),
+        duration_ns=int(1.3 * S),
+        syscall=b"poll",
+        fd_type=b"socket",
+        kind=code("slow_syscall", "kind", "waiting"),
+        peer=np.frombuffer(NAMES, "V18"),
+        waker_pid=853,
+        waker_tid=853,
+        waker_comm=b"unbound",
+    )
+    serves(host)
+    if forwards:
+        wakes = {"waker_pid": 954, "waker_tid": 954, "waker_comm": b"coredns"}
+        waits = {"syscall": b"epoll_wait", "kind": "waiting", "duration_ns": int(1.25 * S)}
+        host.add("slow_syscall", at=31.34, **its, **waits, **wakes)
+        for at, kind in ((30.1, "stopped"), (31.33, "continued")):
+            host.add("process_event", at=at, pid=954, comm=b"coredns", kind=kind, signal=19, sender_pid=7)
+    else:
+        for second in range(34):
+            busy = second in (30, 31, 32)
+            host.add("cpu_use", at=second + 0.5, **its, interval_ns=S, user_ns=int(0.95 * S * busy), system_ns=0)
+    (found,) = latest(run(host, UNTIL))
+    wanted = ("process_stopped", 954) if forwards else ("busy", 853)
+    assert (found["cause"], found["culprit_pid"]) == wanted, found["sentence"]
+    assert "unbound pid 853" in str(found["via"]) + str(found["sentence"])

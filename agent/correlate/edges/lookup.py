@@ -13,8 +13,11 @@ from agent.correlate.waits import SHARE
 
 def asked(episode: Episode, view: View) -> Iterator[Waited]:
     its = lookups_of(episode, view)
-    if its is not None and its.pid and its.share >= SHARE and not its.slower:
-        yield Waited(its.pid, its.comm, its.share, its.sure, NOT_ASKED, its.where)
+    if its is None or not its.pid or its.share < SHARE or its.slower:
+        return
+    calls = view.own(view.during("slow_syscall", episode), episode)
+    tids = frozenset(calls["waker_tid"][calls["waker_pid"] == its.pid].tolist())
+    yield Waited(its.pid, its.comm, its.share, its.sure, NOT_ASKED, its.where, tids)
 
 
 EDGE = EdgeKind("lookup", READS, asked)
