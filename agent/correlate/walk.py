@@ -16,7 +16,7 @@ from agent.correlate.catalogue import EdgeKind, edges
 from agent.correlate.episode import NOT_ASKED, Episode, Verdict, Waited
 from agent.correlate.served import NOTED_NS
 from agent.correlate.view import View
-from agent.correlate.words import Words, process, render
+from agent.correlate.words import Words, process, render, span, text
 
 HOPS = 5
 _EDGES, _PROCESSES = 3, 12  # followed from one process; examined in all
@@ -105,9 +105,10 @@ def further(
         seen[hop.pid] = None
         there = further(node, view, examine, examine(node, view), seen, (*passed, episode.pid))
         roots = [v for v in there if v.score >= _NAMED and not _points_back(v, (*passed, episode.pid))]
-        if not roots:
-            continue
         who = process(hop.comm, hop.pid)
+        if not roots:
+            found = [_unexplained(v, who, node, view) if _names(v, hop) else v for v in found]
+            continue
         found = [_passed_on(v) if _names(v, hop) else v for v in found]
         found += [
             replace(
@@ -120,6 +121,23 @@ def further(
             for v in roots
         ]
     return found
+
+
+def _unexplained(verdict: Verdict, who: str, node: Episode, view: View) -> Verdict:
+    """With what is known of the process where the walk ends: its longest wait, of half of the time or more."""
+    if verdict.cause != "broker_slow" or verdict.score <= 0 or who not in str(verdict.words):
+        return verdict
+    waits = view.own(view.during("slow_syscall", node), node)
+    top = waits[int(np.argmax(waits["duration_ns"]))] if len(waits) else None
+    if top is None or top["duration_ns"] < 0.5 * node.value:
+        return replace(verdict, words=render("{words}; the reason is not known", words=verdict.words))
+    words = render(
+        "{words}; it slept in {call} for {took}; the reason is not known",
+        words=verdict.words,
+        call=text(top["syscall"]),
+        took=span(float(top["duration_ns"])),
+    )
+    return replace(verdict, words=words)
 
 
 def _via(verdict: Verdict, who: str) -> Words:

@@ -27,6 +27,7 @@ from agent.kernel.wire_structs import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
+from tests.kernel.test_storms import losses
 from tests.patience import COARSE, until
 
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
@@ -583,3 +584,37 @@ def test_nothing_comes_when_detached(attach: Callable[..., object]) -> None:
 @pytest.mark.parametrize("name", ["read", "flock", "epoll_wait"])
 def test_calls_have_names(name: str) -> None:
     assert name.encode() in syscalls.names()
+
+
+MANY_WAITS = """
+import threading, time
+def one():
+    for _ in range(4): time.sleep(0.08)
+threads = [threading.Thread(target=one) for _ in range(500)]
+for t in threads: t.start()
+for t in threads: t.join()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the waits are another user's")
+def test_many_long_waits_of_one_user_leave_those_of_others(attach: Callable[..., object]) -> None:
+    """Both processes are late and followed: each user's share is its own, and what is beyond it is counted."""
+    family = Family(attach)
+    code = "import time\nfor _ in range(13): time.sleep(0.08)"
+    flood = subprocess.Popen([sys.executable, "-c", MANY_WAITS], user=65534)
+    other = subprocess.Popen([sys.executable, "-c", code])
+    watched = syscalls.WatchedProcesses(family.family)
+    assert watched.add(flood.pid, 50_000_000)
+    assert watched.add(other.pid, 50_000_000)
+    assert (flood.wait(60), other.wait(60)) == (0, 0)
+
+    def sleeps(rows: np.ndarray) -> np.ndarray:
+        return rows[rows["syscall"] == b"clock_nanosleep"]
+
+    rows = family.attached.wait("slow_syscall", sleeps, lambda rows: (rows["pid"] == other.pid).sum() >= 13)  # type: ignore[attr-defined]
+    lost = losses(family.attached.rows("loss"))  # type: ignore[attr-defined]
+    his = int((rows["pid"] == flood.pid).sum())
+    assert (rows["pid"] == other.pid).sum() == 13
+    assert 100 < his < 1500
+    assert set(lost) == {"syscalls_shares"}
+    assert his + lost["syscalls_shares"] >= 2000
