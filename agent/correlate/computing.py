@@ -17,7 +17,7 @@ from agent.correlate.waits import slow_spans
 READS = {
     **STARVED,
     "cpu_use": ("interval_ns", "user_ns", "system_ns"),
-    "slow_syscall": ("duration_ns", "waker_pid", "waker_awake_ns", "waker_cpu_ns"),
+    "slow_syscall": ("duration_ns", "waker_pid", "waker_tid", "waker_awake_ns", "waker_cpu_ns"),
 }
 _AFTER_NS = 3 * SECOND  # an interval's row comes at its end
 _BEFORE_S, _LEAST_S = 60, 20  # the baseline
@@ -90,7 +90,9 @@ def _before_it_woke(
         cpu_ns, awake_ns = rows["waker_cpu_ns"][met], np.maximum(rows["waker_awake_ns"][met], 1)
         # it ran evenly during the episode; before that it may have run without a pause
         during = cpu_ns * (1 - np.minimum(outside / awake_ns, 1.0))
-        ran_ns += float(np.where(begun[met] >= episode.start_ns - SECOND, during, cpu_ns - outside).max(initial=0))
+        its_ns = np.where(begun[met] >= episode.start_ns - SECOND, during, cpu_ns - outside)
+        tids = rows["waker_tid"][met]
+        ran_ns += sum(float(its_ns[tids == tid].max().clip(0)) for tid in np.unique(tids).tolist())
     if not ran_ns:
         return None
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)

@@ -16,11 +16,13 @@ from agent.correlate.words import Words, process, render, span, value
 
 #: Of the lost time, from which it is all of it: a call may be made again after a time-out (PostgreSQL: 1 s).
 _WHOLE = 0.8
+_SEVERAL = 3  # waits, from which a slow request is no single one
 
 
 def slept(episode: Episode, view: View) -> Iterator[Verdict]:
     for sleep in held_up(episode, view):
-        if not sleep.waiting or sleep.share < SHARE or episode.metric in symptom_of(episode).alone:
+        single = episode.metric in symptom_of(episode).alone and sleep.times < _SEVERAL
+        if not sleep.waiting or sleep.share < SHARE or single:
             continue
         who = process(episode.comm, episode.pid)
         words = render(
