@@ -1,8 +1,7 @@
 """The peer that a process waited for, if no wait of its own was seen: a process that waits for all its connections at
 once (epoll) names none of them.
 
-The peer's server reports how long its clients waited, and the network data shows lost segments. A late server may have
-waited itself; the last late one of the chain is returned.
+The peer's server reports how long its clients waited, and the network data shows lost segments.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from agent.tables import TABLES
 SURE = 0.8  # score of such a wait
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
-_PEERS, _STEPS = 32, 4  # peers per process; steps from one process to the next
+_PEERS = 32  # of a process
 _COVERS = 0.7  # of a wait, from which another wait explains it
 _UNACCEPTED = 0.4  # of that, the part that a request may wait, unseen, in the backlog of a Unix socket
 _RATIO, _SUM_RATIO = 2.0, 3.0  # slower than usual; the sum of all its answers
@@ -65,18 +64,13 @@ def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredW
     assert episode.pid is not None
     took = spans[1] - spans[0]
     need = float(took.max(initial=0)) * _COVERS
-    pid, found = episode.pid, None
-    visited, connections = {pid}, _connections(episode, view, pid)
-    for _ in range(_STEPS):
-        late = _latest(episode, view, connections)
-        unobserved_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
-        if late is None or late.waited_ns < need - unobserved_ns or late.pid in visited:
-            break
-        found, pid = late, late.pid
-        visited.add(pid)
-        connections = _connections(episode, view, pid)
+    connections = _connections(episode, view, episode.pid)
     slow = _badly_reached(episode, view, connections, float(took.min(initial=took.max(initial=0))), spans)
-    return slow or ([found] if found else [])
+    late = _latest(episode, view, connections)
+    unobserved_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
+    if late is None or late.waited_ns < need - unobserved_ns or late.pid == episode.pid:
+        return slow
+    return slow or [late]
 
 
 def _connections(episode: Episode, view: View, pid: int) -> Connections:
