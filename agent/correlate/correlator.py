@@ -262,7 +262,6 @@ class Correlator:
             if not found.accepts(best, episode, self._config.merge_ns) and not self._same_fault(found, best, episode):
                 found.release(episode)
                 self._pending.append(episode)
-        found.set_indirect(self.guard.attempt("story passed", same_fault.indirect, found, self._view, otherwise=set()))
 
     def _merge(self) -> None:
         """Findings whose verdicts have become the same."""

@@ -17,12 +17,12 @@ from agent.correlate.named import others
 from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, render, value, when
+from agent.correlate.walk import IMPACTS
+from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, process, render, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 _LISTED, _ALIKE = 5, 2
-_PASSED = 0.5  # factor for verdicts that blame a process that itself waited for another one
 _NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no recorded row explains it")
 
 
@@ -48,7 +48,6 @@ class Finding:
     provisional: set[int] = field(
         default_factory=set
     )  # ids of episodes that are here unless a later verdict of theirs disagrees (agent/correlate/same_fault.py)
-    indirect: set[int] = field(default_factory=set)  # ... of those that are late because others are
     _ranked: list[Verdict] | None = None
 
     def name(self, cause: str, subject: str, taken: Iterable[str] = ()) -> None:
@@ -90,25 +89,16 @@ class Finding:
         self.end_ns, self.last_bad = max(self.end_ns, other.end_ns), max(self.last_bad, other.last_bad)
         other.closed, other.merged_into = True, self
 
-    def set_indirect(self, on: set[int]) -> None:
-        """Sets the episodes with verdicts that pass the blame on."""
-        if on != self.indirect:
-            self.indirect, self._ranked = on, None
-
     def explained(self) -> list[Episode]:
         return [e for e in self.episodes if (its := self.verdicts[id(e)]) and its[0].score > 0]
 
     def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
         main = self.main if self.episodes else None
-        for episode in sorted(
-            self.episodes, key=lambda e: (id(e) in self.indirect, id(e) in self.provisional, order_of(e))
-        ):
+        for episode in sorted(self.episodes, key=lambda e: (id(e) in self.provisional, order_of(e))):
             for verdict in self.verdicts[id(episode)]:
                 if verdict.short and episode is not main:
                     verdict = replace(verdict, short="")
-                if id(episode) in self.indirect:
-                    verdict = replace(verdict, score=_PASSED * verdict.score)
                 held = best.get(verdict.cause)
                 if held is None or verdict.score > held.score == 0:
                     best[verdict.cause] = replace(verdict, scope=verdict.scope or (held.scope if held else ""))
@@ -142,7 +132,15 @@ class Finding:
 
     @property
     def main(self) -> Episode:
-        return min(self.episodes, key=order_of)
+        """The one that names it: the first, but not one that only another one's cause blames: "X was late because X did
+        not answer".
+        """
+        top = self._ranked[0] if self._ranked else None
+        first = min(self.episodes, key=order_of)
+        if top is None or top.cause not in IMPACTS or process(first.comm, first.pid) not in str(top.words):
+            return first
+        its = [e for e in self.episodes if any(v.cause == top.cause and v.score > 0 for v in self.verdicts[id(e)])]
+        return min(its or self.episodes, key=order_of)
 
     def repeats(self, earlier: Finding, merge_ns: int) -> bool:
         """Whether it turned out to be the same fault as another finding that began before it."""

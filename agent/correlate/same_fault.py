@@ -2,8 +2,6 @@
 at many places. Pure.
 - A server that was stopped or terminated refuses connects, does not answer, and so on: a verdict that blames the server
   for that, and the termination itself, are one fault.
-- A process that waits for one that itself waits for a third one waits for the third: a verdict that blames the second
-  passes the blame on (``indirect``).
 - A service whose limiter refuses more answers with HTTP 429: what makes the limiter refuse explains both.
 - Work that arrives at once after a gap is a backlog (agent/correlate/backlog.py): it belongs to the fault that caused
   the gap.
@@ -41,7 +39,6 @@ _BEGUN_NS = 50_000_000  # times of answers are in ticks
 _BEFORE_NS = 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _PEERS = 256  # the last peers that processes talked to
-_BETTER = 0.5  # score from which a cause passes the blame on
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -93,28 +90,6 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
         ended, impacted = (mine, its) if verdict.cause in _IMPACT_CAUSES else (its, mine)
         return bool(set(_asked(impacted, episode, view)) & ended)
     return False
-
-
-def indirect(found: Finding, view: View) -> set[int]:
-    """Ids of its episodes with verdicts that blame a process that is itself late for another reason."""
-    late = {e.pid: found.verdicts[id(e)][0] for e in found.explained() if _is_late(e)}
-    if len(found.episodes) < 2 or not late:
-        return set()
-    return {
-        id(e)
-        for e in found.explained()
-        for v in found.verdicts[id(e)][:1]
-        if v.cause in _IMPACT_CAUSES and _is_indirect(e, v, late, view)
-    }
-
-
-def _is_indirect(episode: Episode, verdict: Verdict, late: dict[int | None, Verdict], view: View) -> bool:
-    its = blamed(verdict, view, episode)
-    reasons = [late[pid] for pid in its if pid in late and pid != episode.pid]
-    return any(
-        r.score >= _BETTER and (r.cause not in _IMPACT_CAUSES or not blamed(r, view, episode) & {*its, episode.pid})
-        for r in reasons
-    )
 
 
 def _refused(limiter: Episode, server: Episode, view: View) -> bool:
