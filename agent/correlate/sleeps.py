@@ -14,10 +14,11 @@ from agent.columns import NULL_I64
 from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
+from agent.correlate.local import is_loopback
 from agent.correlate.path import merged
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import NO_PEER, View
+from agent.correlate.view import NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered, overlap_ns, slow_decisions
 from agent.correlate.wakers import ANY, REQUESTED, blamed, timed_out
 from agent.correlate.words import text
@@ -113,7 +114,9 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     if episode.tids:
         rows = rows[np.isin(rows["tid"], [*_with_others(episode.tids, within_program)])]
         by = blamed(rows)
-    timed = np.isin(rows["syscall"], [*REQUESTED]) | (timed_out(rows) & _alone(episode, view))
+    timed, nobody = np.isin(rows["syscall"], [*REQUESTED]), timed_out(rows)
+    if nobody.any() and _alone(episode, view):
+        timed |= nobody
     rows = rows[(rows["peer"] == NO_PEER) & (timed | ((by > 0) & (by != episode.pid)))]
     i, j = inside(requests, rows)
     begun = requests["t_ns"] - requests["duration_ns"]
@@ -162,7 +165,12 @@ def _queued(since_ns: np.ndarray, rows: np.ndarray, waits: np.ndarray) -> np.nda
 
 def _alone(episode: Episode, view: View) -> bool:
     """Whether its process talks to no other host, from which an interrupt could bring input."""
-    return all(view.server(raw, view.netns(episode, raw), episode) for raw in view.peers(episode))
+    if not all(view.server(raw, view.netns(episode, raw), episode) for raw in view.peers(episode)):
+        return False
+    talks = view.own(view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
+    clients = talks[talks["role"] == _SERVER]
+    away = clients[addresses(clients).view("V16")[:, 0] != clients["saddr"]] if len(clients) else clients
+    return all(is_loopback(address.tobytes()) for address in np.unique(addresses(away), axis=0))
 
 
 def _clients(pids: set[int], episode: Episode, view: View) -> set[int]:

@@ -179,6 +179,18 @@ def test_a_worker_that_nobody_watches_slept() -> None:
     assert "as its program requested" in one["sentence"]
 
 
+@pytest.mark.parametrize(("client", "cause"), [("127.0.0.1", "process_wait"), ("10.0.0.9", "unknown")])
+def test_a_wait_that_no_process_ended_is_a_time_out_unless_another_host_may_have(client: str, cause: str) -> None:
+    host = shop()
+    at = np.arange(0.5, UNTIL)
+    its = {"netns": 1, "role": "server", "sport": PORT, "saddr": peer("127.0.0.1", 0)[:16], "rtt": (10, 30, 40, 50)}
+    host.add("tcp_rtt", at=at, **SHOP, **its, peer=peer(client, 40000))
+    asleep(host, SHOP, **LATCH)
+    (one,) = found(host)
+    assert one["cause"] == cause
+    assert ("slept in epoll_wait for 2.9 s, and no other process ended that" in one["sentence"]) == (cause != "unknown")
+
+
 def test_a_program_that_sleeps_by_its_own_choice() -> None:
     host = shop()
     asleep(host, SHOP, **{**LATCH, "syscall": b"clock_nanosleep"}, **HOLDER)
