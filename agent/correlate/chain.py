@@ -26,7 +26,7 @@ from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 READS = {**PEERS, **CPUS, **GIVEN, "tcp_connect": tuple({*PEERS["tcp_connect"], *GIVEN["tcp_connect"]})}
-_HOPS = 5
+_HOPS, _TALKED_NS = 5, 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 _MOST = 0.5  # a server's own wait explains the wait for it from this share on
@@ -114,7 +114,8 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
         for part in ((_rows(view, "tcp_close", episode), None), (None, _rows(view, "tcp_connect", episode)))
     )
     given = len(closes) + len(connects)
-    back = resent(episode, view, raw, netns, rows)
+    talks = in_netns(to_peer(view.rings["tcp_rtt"].between(episode.start_ns - _TALKED_NS, episode.end_ns), raw), netns)
+    back = resent(episode, view, raw, netns, rows, clients=talks["saddr"][talks["role"] != _SERVER])
     hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections, one per request
     starved = view.starved_ns(server[1], episode) if server else 0.0
     usual, _, worst = rtt_us(view, raw, netns, episode)

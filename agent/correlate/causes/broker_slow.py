@@ -74,9 +74,9 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
         who=end.who,
         age=span(episode.value),
         through=f"; {' and '.join(hop.who for hop in hops_before)} waited for it" if hops_before else "",
-        again=render(", and {n} to it had to be retransmitted", n=value(end.again, "segment"))
+        again=render(", and {n} to or from it had to be retransmitted", n=value(end.again, "segment"))
         if end.again
-        else ", and no segment to it was retransmitted",
+        else ", and no segment to or from it was retransmitted",
     )
     entry = item(
         "tcp_close",

@@ -164,11 +164,13 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         yield Verdict(CAUSE.name, 0.9, end.host, words, (unanswered, entry), "", Culprit(object=end.name))
     elif end.again:
-        words = render("{lost} to {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who)
+        words = render(
+            "{lost} to or from {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who
+        )
         sure = 0.88 * end.lost * (0.7 if cpu_saturated(view, episode) else 1.0)
         yield Verdict(CAUSE.name, sure, end.host, words, (entry,), "", Culprit(object=end.name))
     else:
-        yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was retransmitted", (entry,))
+        yield Verdict(CAUSE.name, 0.0, "", f"no segment to or from {end.name} was retransmitted", (entry,))
 
 
 def unanswered(episode: Episode, view: View) -> Iterator[Verdict]:
