@@ -113,12 +113,14 @@ class Cause:
 class EdgeKind:
     """A kind of wait of one process for another: one file of ``edges/`` defines it as ``EDGE``.
 
-    reads: columns by table. waits: (episode, view) -> the processes that the episode's process waited for.
+    reads: columns by table. waits: (episode, view) -> the processes that the episode's process waited for. symptoms:
+    those of which it may be a part.
     """
 
     name: str
     reads: Reads
     waits: Callable[[Episode, View], Iterator[Waited]]
+    symptoms: tuple[str, ...] = ("service_latency", "decision_latency", "blocked_time")
 
 
 @cache

@@ -10,12 +10,14 @@ import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.rows import groups
+from agent.correlate.served import READS as SERVED
+from agent.correlate.served import owing
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, to_peer
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
-READS = {**SERVERS, "syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "sum_ns", "max_ns")}
+READS = {**SERVERS, **SERVED, "syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "sum_ns", "max_ns")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _BEFORE_NS, _KNOWN_NS = 60 * SECOND, 30 * SECOND  # what is usual is taken from this time, and at least from that
@@ -29,9 +31,12 @@ _STEADY_NS = 15 * SECOND  # a process that so waited before does so all the time
 
 @dataclass(frozen=True)
 class Dependency:
-    """The server for which a consumer waited longest, and far longer than before, ns."""
+    """The server for which a consumer waited longest, and far longer than before, ns. since_ns: when consumers became
+    slow, CLOCK_BOOTTIME.
+    """
 
     longest_ns: float
+    since_ns: int
     client: str
     who: str
     culprit: Culprit
@@ -78,7 +83,7 @@ def _dependency(episode: Episode, view: View) -> Dependency | None:
         its_ns = max(int(now["max_ns"].max()), 0 if again_ns >= _STEADY_NS else _repeated_ns(now))
         if its_ns >= max(_LEAST_NS, _RATIO * max(usual_ns, again_ns)) and its_ns > longest_ns:
             worst, longest_ns = now[np.argmax(now["max_ns"])], its_ns
-    return None if worst is None else _of(worst, longest_ns, episode, view)
+    return None if worst is None else _of(worst, longest_ns, since_ns, episode, view)
 
 
 def _repeated_ns(waits: np.ndarray) -> int:
@@ -93,11 +98,15 @@ def _repeated_ns(waits: np.ndarray) -> int:
     return int(np.bincount(runs, sum_ns[order]).max())
 
 
-def _of(row: np.void, longest_ns: int, episode: Episode, view: View) -> Dependency:
+def _of(row: np.void, longest_ns: int, since_ns: int, episode: Episode, view: View) -> Dependency:
     """row: with the longest call."""
     pid, comm, raw = int(row["pid"]), text(row["comm"]), row["peer"].tobytes()
-    client = replace(episode, pid=pid, start_tick=int(row["proc_start_ns"]) // 10_000_000, comm=comm)
-    name, server = peer(raw), view.server(raw, view.netns(client, raw), client)
+    tick = int(row["proc_start_ns"]) // 10_000_000
+    client = replace(episode, pid=pid, start_tick=tick, comm=comm, start_ns=since_ns)
+    name, netns = peer(raw), view.netns(client, raw)
+    server = view.server(raw, netns, client)
+    if server and (owes := owing(raw, netns, client, view)):
+        server = owes[:2]
     seen = item(
         "syscall_latency",
         "longest wait of a consumer",
@@ -108,6 +117,7 @@ def _of(row: np.void, longest_ns: int, episode: Episode, view: View) -> Dependen
     )
     return Dependency(
         float(longest_ns),
+        since_ns,
         process(comm, pid),
         f"{process(*server)} at {name}" if server else name,
         Culprit(server[1], server[0], name) if server else Culprit(object=name),

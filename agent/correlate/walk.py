@@ -23,9 +23,8 @@ _EDGES, _PROCESSES = 3, 12  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _FURTHER = 0.98  # ... and for each step
-_WALKED = ("service_latency", "decision_latency", "blocked_time", "lookup_latency", "lookup_failures")
 #: Causes that say no more than who was waited for.
-IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait", "dns"))
+IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait", "dns", "consumer_slow"))
 
 
 def hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
@@ -35,7 +34,7 @@ def hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
 
 def _hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
     best: dict[int, Waited] = {}
-    for kind in edges():
+    for kind in _kinds(episode):
         for hop in view.guard.attempt(f"wait {kind.name}", _each, kind, episode, view, otherwise=()):
             if hop.pid != episode.pid and (hop.pid not in best or best[hop.pid].share < hop.share):
                 best[hop.pid] = hop
@@ -43,24 +42,31 @@ def _hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
     return [(hop, _node(hop, episode, view)) for hop in found]
 
 
+def _kinds(episode: Episode) -> list[EdgeKind]:
+    return [kind for kind in edges() if episode.symptom in kind.symptoms]
+
+
 def _each(kind: EdgeKind, episode: Episode, view: View) -> list[Waited]:
     return list(kind.waits(episode, view))
 
 
 def _node(hop: Waited, episode: Episode, view: View) -> Episode:
-    tick, value = view.started(hop.pid, episode), min(episode.value, float(episode.end_ns - episode.start_ns))
+    tick = view.started(hop.pid, episode)
+    start_ns = min(episode.start_ns, hop.spans[0][0]) if hop.spans else episode.start_ns
+    lasted, timed = float(episode.end_ns - start_ns), episode.unit == "ns"
+    value = min(episode.value, lasted) if timed else lasted
     return Episode(
         "service_latency",
         _late_port(hop.pid, episode, view) if hop.serves == NOT_ASKED else hop.serves,
         -1,
         process(hop.comm, hop.pid),
         f"{hop.pid}/{tick}",
-        start_ns=episode.start_ns,
+        start_ns=start_ns,
         end_ns=episode.end_ns,
         metric=episode.metric if episode.symptom == "service_latency" else "half_ns",
         unit="ns",
         value=value,
-        bar=min(episode.bar, value * 0.5),
+        bar=min(episode.bar, value * 0.5) if timed else value * 0.5,
         last_bad=episode.last_bad,
         pid=hop.pid,
         start_tick=tick,
@@ -91,12 +97,12 @@ def further(
     examine: Examine,
     verdicts: list[Verdict],
     seen: dict[int, None],
-    passed: tuple[int, ...] = (),
+    passed: tuple[int | None, ...] = (),
 ) -> list[Verdict]:
     """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
     episode. seen: gets these processes. passed: processes before it.
     """
-    if episode.pid is None or len(passed) >= HOPS or episode.symptom not in _WALKED:
+    if len(passed) >= HOPS or not _kinds(episode) or (episode.pid is None and episode.symptom in EdgeKind.symptoms):
         return verdicts
     found = list(verdicts)
     for hop, node in hops(episode, view):
@@ -147,8 +153,8 @@ def _via(verdict: Verdict, who: str) -> Words:
     return render("{words}; {who} waited for it", words=verdict.words, who=who)
 
 
-def _points_back(verdict: Verdict, passed: tuple[int, ...]) -> bool:
-    return verdict.culprit.pid in passed
+def _points_back(verdict: Verdict, passed: tuple[int | None, ...]) -> bool:
+    return verdict.culprit.pid is not None and verdict.culprit.pid in passed
 
 
 def _names(verdict: Verdict, hop: Waited) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 LEDGER = np.frombuffer(peer("10.0.0.9", 5432), "V18")
 #: A queue that is well: messages are done as fast as they arrive.
@@ -198,6 +198,29 @@ def test_consumers_that_wait_for_their_database() -> None:
         "dependency",
     )
     assert finding["culprit_object"] == "10.0.0.9:5432"
+
+
+def test_consumers_whose_database_waits_for_a_lock_are_followed_to_its_holder() -> None:
+    """The session that the worker asked, and the one that held what it waited for."""
+    ages = np.arange(20) + 0.5
+    now = {"lag": (15 * ages).astype(int), "age": ages, "out": 0}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)
+    seconds = np.arange(0, UNTIL)
+    waiting_for_ledger(host, seconds, np.where(seconds >= 49, 20 * S, 6_000_000))
+    session = {"pid": 701, "tid": 701, "proc_start_ns": START, "comm": b"postgres"}
+    its = {"netns": 1, "role": "server", "sport": 5432, "saddr": peer("10.0.0.9", 0)[:16]}
+    host.add("tcp_rtt", at=seconds, **session, **its, peer=peer("10.0.0.9", 40000), rtt=(10, 30, 40, 50))
+    waiting = (seconds >= 31) & (seconds < 50)
+    took = {"max_ns": np.where(waiting, (seconds - 30) * S + 650 * MS, 5 * MS), "max_from_ns": T0 + 30 * S}
+    port = {"netns": 1, "sport": 5432, "interval_ns": S}
+    host.add("service_latency", at=seconds + 0.9, **port, **session, waiting=waiting, **took)
+    slept = {"kind": "waiting", "syscall": b"epoll_wait", "duration_ns": int(19.5 * S), "waker_pid": 702}
+    host.add("slow_syscall", at=49.6, **session, **slept, waker_tid=702, waker_comm=b"postgres")
+    for at, kind in ((30.0, "stopped"), (49.55, "continued")):
+        host.add("process_event", at=at, pid=702, comm=b"postgres", kind=kind, signal=19, sender_pid=7)
+    finding = latest(run(host, UNTIL))[0]
+    assert (finding["symptom"], finding["cause"], finding["culprit_pid"]) == ("queue_lag", "process_stopped", 702)
+    assert "postgres pid 701" in str(finding["via"]), finding["sentence"]
 
 
 @pytest.mark.parametrize(("from_s", "detail"), [(30, "dependency"), (0, "")])

@@ -342,8 +342,7 @@ def test_a_slow_server_behind_a_unix_socket_is_named_with_its_path(slowest: int)
             batch.rows["pid"] = slowest
     (one,) = reported(host)
     assert one["cause"] == "broker_slow"
-    assert (
-        f"because uwsgi pid {slowest} at unix:/run/app.sock did not answer for 3 s; the reason is not known."
-        in str(one["sentence"])
+    assert f"because uwsgi pid {slowest} at unix:/run/app.sock did not answer for 3 s; the reason is not known." in str(
+        one["sentence"]
     )
     assert "tcp_" not in str([one["evidence"], one["ruled_out"]])  # no network lies between

@@ -20,4 +20,4 @@ def asked(episode: Episode, view: View) -> Iterator[Waited]:
     yield Waited(its.pid, its.comm, its.share, its.sure, NOT_ASKED, its.where, tids)
 
 
-EDGE = EdgeKind("lookup", READS, asked)
+EDGE = EdgeKind("lookup", READS, asked, (*EdgeKind.symptoms, "lookup_latency", "lookup_failures"))
