@@ -86,6 +86,7 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
     inside = max(float(calls["run_queue_ns"].clip(0).sum()), inside_ns(episode, view))
     # All its waits meanwhile, beyond the usual ones; if it lasts, most of them are outside of slow decisions.
     whole = view.starved_ns(episode.pid, episode) if episode.pid is not None else 0.0
+    whole = max(whole, float(view.own(view.during("cpu_delay", episode, 0), episode)["duration_ns"].sum()))
     whole *= min(1.0, _SHORT_NS / max(1.0, float(episode.end_ns - episode.start_ns)))
     share = min(1.0, max(inside / lost, 0.7 * whole / lost)) * (1 - elsewhere(episode, view)) if lost else 0.0
     queued = max(inside, whole)
