@@ -252,7 +252,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
         longest = min(float(most), episode.value) if symptom_of(episode).inside else float(most)
-        found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
+        found.append(_peer(episode, view, raw, (share, own), (longest, total, sure), late.get(raw)))
     return found
 
 
@@ -286,10 +286,10 @@ def _peer(
     view: View,
     raw: bytes,
     shares: tuple[float, float],
-    most: tuple[float, float],
+    most: tuple[float, float, float],
     late: InferredWait | None,
 ) -> PeerWait:
-    (longest, sure), name = most, peer(raw)  # the longest wait, and its certainty
+    (longest, total, sure), name = most, peer(raw)  # the longest wait and all of them, and their certainty
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # all ports of a host share one network path
     where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
@@ -314,7 +314,7 @@ def _peer(
         keys={"peer": name, "pid": episode.pid},
     )
     its = path(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
-    starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
+    starved = min(1.0, view.starved_ns(server[1], episode) / max(total, longest, 1.0)) * longest if server else 0.0
     back = resent(episode, view, raw, netns, sent_again, its.usual, clients)
     return PeerWait(
         raw,

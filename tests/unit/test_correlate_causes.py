@@ -15,6 +15,7 @@ from tests.unit.correlate_scenarios import (
     APP_PID,
     MS,
     PEER,
+    REDIS_PID,
     START,
     T0,
     UNTIL,
@@ -411,3 +412,21 @@ def test_a_server_that_gets_no_cpu_is_not_slow_itself() -> None:
     found = latest(run(host, UNTIL))
     assert [f["cause"] for f in found] == ["cpu"], [f["sentence"] for f in found]
     assert "redis-server" in str(found[0]["sentence"])
+
+
+def test_ordinary_load_is_no_reason_for_a_rise_that_lasts() -> None:
+    """Both processes wait for a CPU for 30 ms a second, before and after; a server takes 44 ms for each answer now."""
+    host = Host()
+    host.decisions(0, 30, rate=12, ms=0.8)
+    host.decisions(30, UNTIL, rate=12, ms=45)
+    decisions = [rows for table, rows in host.made if table == "limiter_decision"][-1]
+    t = decisions["t_ns"]
+    call(host, t_ns=t, duration_ns=44 * MS, kind=code("slow_syscall", "kind", "waiting"), peer=PEER)
+    host.rtt(0, UNTIL)
+    host.server(0, UNTIL)
+    at = np.arange(0, UNTIL) + 0.9
+    for pid, comm in ((APP_PID, b"python3"), (REDIS_PID, b"redis-server")):
+        load = {"by_pid": 77, "by_comm": b"cc1", "interval_ns": S, "count": 3, "wait_ns": 30 * MS, "max_ns": 12 * MS}
+        host.add("cpu_wait", at=at, pid=pid, comm=comm, **load)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], "redis-server pid 900" in str(found["sentence"])) == ("broker_slow", True)
