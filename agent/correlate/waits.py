@@ -13,6 +13,7 @@ from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.path import ENOUGH, Path, Spans, merged, path
+from agent.correlate.preemption import near
 from agent.correlate.resent import NO_CLIENTS, Resent, resent
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
@@ -252,7 +253,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
         longest = min(float(most), episode.value) if symptom_of(episode).inside else float(most)
-        found.append(_peer(episode, view, raw, (share, own), (longest, total, sure), late.get(raw)))
+        found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
     return found
 
 
@@ -286,10 +287,10 @@ def _peer(
     view: View,
     raw: bytes,
     shares: tuple[float, float],
-    most: tuple[float, float, float],
+    most: tuple[float, float],
     late: InferredWait | None,
 ) -> PeerWait:
-    (longest, total, sure), name = most, peer(raw)  # the longest wait and all of them, and their certainty
+    (longest, sure), name = most, peer(raw)  # the longest wait, and its certainty
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # all ports of a host share one network path
     where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
@@ -314,7 +315,7 @@ def _peer(
         keys={"peer": name, "pid": episode.pid},
     )
     its = path(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
-    starved = min(1.0, view.starved_ns(server[1], episode) / max(total, longest, 1.0)) * longest if server else 0.0
+    starved = min(view.starved_ns(server[1], episode) * near(episode), longest) if server else 0.0
     back = resent(episode, view, raw, netns, sent_again, its.usual, clients)
     return PeerWait(
         raw,

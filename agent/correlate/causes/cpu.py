@@ -10,12 +10,10 @@ from agent.correlate.consumption import consumption
 from agent.correlate.cpu_starvation import READS, CpuStarvation, elsewhere, inside_ns, starved
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
-from agent.correlate.thresholds import SECOND
+from agent.correlate.preemption import near
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS, PEERS, SHARE, on_peers, spent
 from agent.correlate.words import process, render, span
-
-_SHORT_NS = 10 * SECOND  # waits outside of slow decisions count up to what they are in such a time
 
 
 def _starving(who: str, queued: float, pid: int | None, score: float, of: CpuStarvation) -> Verdict:
@@ -84,10 +82,10 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
     calls, lost, _ = spent(episode, view, "slow_syscall")
     of = CpuStarvation(0.0) if episode.pid is None else starved(episode.pid, episode, view)
     inside = max(float(calls["run_queue_ns"].clip(0).sum()), inside_ns(episode, view))
-    # All its waits meanwhile, beyond the usual ones; if it lasts, most of them are outside of slow decisions.
+    # All its waits meanwhile, beyond the usual ones.
     whole = view.starved_ns(episode.pid, episode) if episode.pid is not None else 0.0
     whole = max(whole, float(view.own(view.during("cpu_delay", episode, 0), episode)["duration_ns"].sum()))
-    whole *= min(1.0, _SHORT_NS / max(1.0, float(episode.end_ns - episode.start_ns)))
+    whole *= near(episode)
     share = min(1.0, max(inside / lost, 0.7 * whole / lost)) * (1 - elsewhere(episode, view)) if lost else 0.0
     queued = max(inside, whole)
     if share < SHARE:
