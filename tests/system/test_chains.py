@@ -116,11 +116,13 @@ def test_a_session_that_holds_a_lock_of_the_database(shared: Agent, chains: Chai
     assert f"pid {chains.pid('shop')}" in one["sentence"]
 
 
-def test_a_log_daemon_that_does_something_else(shared: Agent, chains: Chains) -> None:
+@pytest.mark.parametrize(("sign", "cause"), [(signal.SIGUSR1, "process_wait"), (signal.SIGUSR2, "busy")])
+def test_a_log_daemon_that_does_something_else(shared: Agent, chains: Chains, sign: signal.Signals, cause: str) -> None:
+    """It sleeps, or computes. Nobody watches it: it has no port."""
     began = now()
-    os.kill(chains.pid("logd"), signal.SIGUSR1)
+    os.kill(chains.pid("logd"), sign)
     one = found(shared, began, chains.pid("journal"))
-    assert (one["cause"], one["culprit_pid"]) == ("syscall", chains.pid("logd"))
+    assert (one["cause"], one["culprit_pid"]) == (cause, chains.pid("logd")), one["sentence"]
 
 
 def test_a_reader_of_a_pipe_that_is_stopped(shared: Agent, chains: Chains) -> None:

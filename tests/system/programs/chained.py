@@ -1,6 +1,6 @@
 """Programs of a chain. ``web PORT KIND WHERE``: a server that for each request asks another one (http, sql), or writes
 to a socket or to its standard output (pipe); from SIGUSR1 on its requests sleep for 4 s, for 4 s. ``log PATH``: a
-daemon that reads from a socket; at SIGUSR1 it does something else for 5 s.
+daemon that reads from a socket; at SIGUSR1 it sleeps for 5 s, at SIGUSR2 it computes for 5 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from collections.abc import Callable
 
 def log(path: str) -> None:
     naps: list[float] = []
+    sums: list[float] = []
     signal.signal(signal.SIGUSR1, lambda *_: naps.append(5))
+    signal.signal(signal.SIGUSR2, lambda *_: sums.append(5))
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -34,6 +36,9 @@ def log(path: str) -> None:
             else:
                 os.read(key.fd, 1 << 16)
         time.sleep(naps.pop() if naps else 0)
+        until = time.monotonic() + (sums.pop() if sums else 0)
+        while time.monotonic() < until:
+            pass
 
 
 def work_of(kind: str, where: str) -> Callable[[], object]:
