@@ -408,7 +408,7 @@ def test_a_session_runs_one_broker_and_another_session_another_one() -> None:
     sessions = [session(list(kinds().values()), seed, 90, programs()) for seed in range(20)]
     brokers = [{of[fault.kind] for group in groups for fault in group} - {""} for groups in sessions]
     assert {len(some) for some in brokers} == {1}
-    assert set().union(*brokers) == {"celery", "kafka", "postgresql", "rabbitmq"}
+    assert set().union(*brokers) == {"celery", "chains", "kafka", "postgresql", "rabbitmq"}
     for system in set().union(*brokers):
         there = with_systems(programs(), {system})
         for kind in kinds().values():
