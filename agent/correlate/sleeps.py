@@ -19,7 +19,7 @@ from agent.correlate.path import merged
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses
-from agent.correlate.waits import SYSCALLS, WAITING, covered, overlap_ns, slow_decisions
+from agent.correlate.waits import SYSCALLS, WAITING, covered, slow_decisions
 from agent.correlate.wakers import ANY, REQUESTED, blamed, timed_out
 from agent.correlate.words import text
 from agent.tables import TABLES
@@ -123,7 +123,7 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
     late = (rows["t_ns"] - rows["duration_ns"])[j] >= begun[i] - _OFF_NS
     took = np.minimum(requests["duration_ns"], float(max(episode.end_ns - episode.start_ns, 1)))
-    queued = _queued(begun[i], rows[j], within_program)
+    queued = _queued(begun[i], rows, j, within_program)
     long = (within >= _MOST * (took[i] - queued) - _OFF_NS) | bool(episode.tids)
     by = blamed(rows)
     clients = _clients(set(by[by > 0].tolist()), episode, view)
@@ -152,15 +152,22 @@ def _with_others(tids: frozenset[int], waits: np.ndarray) -> frozenset[int]:
     return tids
 
 
-def _queued(since_ns: np.ndarray, rows: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """How long the thread of each row had waited before for other threads of its program (waits), since that time."""
-    out = np.zeros(len(rows))
-    for tid in np.unique(waits["tid"]).tolist():
-        mine, its = np.flatnonzero(rows["tid"] == tid), waits[waits["tid"] == tid]
-        from_ns, to_ns = merged(its["t_ns"] - its["duration_ns"], its["t_ns"])
-        until_ns = (rows["t_ns"] - rows["duration_ns"])[mine]
-        out[mine] = overlap_ns(from_ns, to_ns, since_ns[mine], until_ns)
-    return out
+def _queued(since_ns: np.ndarray, rows: np.ndarray, j: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """For how long since that time the thread of row j had waited, just before, for another thread of its program."""
+    begun, ended = rows["t_ns"] - rows["duration_ns"], waits["t_ns"]
+    tid, t_ns = np.concatenate([waits["tid"], rows["tid"]]), np.concatenate([ended, begun])
+    is_row = np.arange(len(tid)) >= len(waits)
+    order = np.lexsort((is_row, t_ns, tid))
+    last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
+    before = np.full(len(rows), -1)
+    its = is_row[order] & (last >= 0)
+    found = order[last[its]]
+    before[order[its] - len(waits)] = np.where(tid[found] == tid[order[its]], found, -1)
+    if not len(waits):
+        return np.zeros(len(j))
+    at = before[j]
+    took = np.minimum(ended[at], begun[j]) - np.maximum((ended - waits["duration_ns"])[at], since_ns)
+    return np.where(at >= 0, took.clip(0), 0)
 
 
 def _alone(episode: Episode, view: View) -> bool:
