@@ -84,6 +84,7 @@ def _before_it_woke(
     rows = view.rings["slow_syscall"].between(spans[0][0], spans[-1][1] + SECOND)
     rows = rows[(rows["waker_pid"] == pid) & (rows["waker_awake_ns"] >= 0) & (rows["waker_cpu_ns"] >= 0)]
     ran_ns, begun = 0.0, rows["t_ns"] - rows["waker_awake_ns"]
+    tids, thread = np.unique(rows["waker_tid"], return_inverse=True)
     for from_ns, to_ns in spans:
         met = (rows["t_ns"] > from_ns) & (begun < to_ns)
         outside = np.maximum(0, from_ns - begun[met]) + np.maximum(0, rows["t_ns"][met] - to_ns)
@@ -91,8 +92,9 @@ def _before_it_woke(
         # it ran evenly during the episode; before that it may have run without a pause
         during = cpu_ns * (1 - np.minimum(outside / awake_ns, 1.0))
         its_ns = np.where(begun[met] >= episode.start_ns - SECOND, during, cpu_ns - outside)
-        tids = rows["waker_tid"][met]
-        ran_ns += sum(float(its_ns[tids == tid].max().clip(0)) for tid in np.unique(tids).tolist())
+        of_thread = np.zeros(len(tids))
+        np.maximum.at(of_thread, thread[met], its_ns)
+        ran_ns += float(of_thread.sum())
     if not ran_ns:
         return None
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
