@@ -179,5 +179,5 @@ def test_a_whole_sentence() -> None:
         found["sentence"]
         == f"Decisions of limiter api (python3 pid 4242) took 1.4 s (usually 782 us) {plain(parts(when(class_)))}"
         " because redis-server pid 900 at 127.0.0.1:6399 did not answer for 1.4 s while the network RTT stayed at"
-        " 55 us."
+        " 55 us; the reason is not known."
     )
