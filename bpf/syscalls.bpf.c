@@ -337,8 +337,10 @@ static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
 	t->waker_cpu_ns = syscalls_cpu_of(task) - (waited ? by->last.cpu_ns : 0);
 	if (!waited)
 		return;
-	/* a wait for work began before the one that it is to end */
-	if (now - t->call_ns >= SYSCALLS_LONG_NS && by->last.from_ns + SYSCALLS_SLOW_NS > t->call_ns && syscalls_watched.lookup(&t->tgid))
+	if (now - t->call_ns < SYSCALLS_LONG_NS || by->last.to_ns <= t->call_ns || !syscalls_watched.lookup(&t->tgid))
+		return;
+	/* a wait for work began before the one that the work ends; who does not take what is written waits for none */
+	if (t->kind == SYSCALLS_SLOW || by->last.from_ns + SYSCALLS_SLOW_NS > t->call_ns)
 		syscalls_recall(&by->last, task);
 }
 

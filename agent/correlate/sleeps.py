@@ -128,6 +128,8 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     by = blamed(rows)
     clients = _clients(set(by[by > 0].tolist()), episode, view)
     waits = rows["kind"][j] == WAITING
+    # What the thread that ended the waits had asked for itself may have begun before.
+    late |= np.isin(rows["syscall"], [*REQUESTED])[j] & bool(episode.tids)
     late &= ~np.isin(by[j], [*clients])
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
