@@ -26,7 +26,7 @@ KINDS = (
         "a thread of a server sleeps with a lock that all of its answers need",
         Size("duration_s", 1.5, 6.0),
         ("till",),
-        (Right("asleep", "futex", culprit=True),),
+        (Right("asleep", "futex", culprit=True), Right("process_wait", "clock_nanosleep", culprit=True)),
         held,
     ),
     Kind(
@@ -34,7 +34,7 @@ KINDS = (
         "a server sleeps before each of its answers",
         Size("sleep_s", 0.6, 4.0),
         ("desk",),
-        (Right("asleep", "clock_nanosleep", culprit=True),),
+        (Right("process_wait", "clock_nanosleep", culprit=True), Right("asleep", "clock_nanosleep", culprit=True)),
         setting_fault("sleep_s", lambda f, _: f.size),
         (4.0, 8.0),
         settle_s=3.0,

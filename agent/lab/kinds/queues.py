@@ -157,7 +157,12 @@ def _of(system: str) -> Iterator[Kind]:
         f"the database of the consumers of {system} answers slowly",
         Size("sleep_s", 0.6, 3.0),
         (ledger(system),),
-        (Right("consumer_slow", "dependency"), Right("asleep", "clock_nanosleep", culprit=True), Right("broker_slow")),
+        (
+            Right("process_wait", "clock_nanosleep", culprit=True),
+            Right("consumer_slow", "dependency"),
+            Right("asleep", "clock_nanosleep", culprit=True),
+            Right("broker_slow"),
+        ),
         setting_fault("sleep_s", lambda f, _: f.size),
         (6.0, 10.0),
         settle_s=6.0,

@@ -36,6 +36,7 @@ _CONSUMERS = ("consumer1", "consumer2", "consumer3")
 #: What the limiters behind these programs allow per second; the Go API's limit is in its source.
 ALLOWED = {"api-redis": 40.0, "api-redis-far": 40.0, "callers": 30.0}
 _SLOW = Size("delay_s", 0.03, 1.0)
+_SLEEPS = Right("process_wait", "clock_nanosleep", culprit=True)
 KINDS = (
     Kind(
         "consumers_slow",
@@ -89,7 +90,7 @@ KINDS = (
         "the HTTP server that others ask answers slowly",
         _SLOW,
         ("upstream",),
-        (Right("broker_slow", culprit=True), Right("broker_slow")),
+        (_SLEEPS, Right("broker_slow", culprit=True), Right("broker_slow")),
         setting_fault("delay_s", lambda f, _: f.size),
         (3.0, 8.0),
     ),
@@ -98,7 +99,7 @@ KINDS = (
         "the DNS server answers slowly",
         _SLOW,
         ("dns",),
-        (Right("dns", culprit=True), Right("dns")),
+        (_SLEEPS, Right("dns", culprit=True), Right("dns")),
         setting_fault("delay_s", lambda f, _: f.size),
         (3.0, 8.0),
     ),
@@ -107,7 +108,7 @@ KINDS = (
         "a server takes long for each connection, and its accept queue fills",
         Size("work_s", 0.07, 0.6),
         ("web",),
-        (Right("accept_overflow", culprit=True), Right("accept_overflow"), Right("asleep", culprit=True)),
+        (Right("accept_overflow", culprit=True), Right("accept_overflow"), Right("asleep", culprit=True), _SLEEPS),
         setting_fault("work_s", lambda f, _: f.size),
         (4.0, 8.0),
         settle_s=2.0,
