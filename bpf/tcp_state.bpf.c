@@ -171,18 +171,13 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 			tcp_used(s, bpf_get_current_pid_tgid());
 		if (s && old == TCP_ESTABLISHED && s->sock.role == TCP_ROLE_CLIENT && tcp_owned(sk))
 			tcp_leave(sk, s);
-		bool reported = s && s->left == UNKNOWN32;
-		if (s && s->left && !reported && new != TCP_CLOSE) {	/* the kernel may keep it for minutes if nothing comes back */
-			tcp_closed(sk, s, now, old);
-			s->left = UNKNOWN32;
-		}
 		if (s)
 			tcp_serve(sk, s, false, new == TCP_CLOSE || new == TCP_FIN_WAIT1 || new == TCP_LAST_ACK);
 		if (new != TCP_CLOSE)
 			return;
 		if (old == TCP_SYN_SENT || (s && !s->established_ns))
 			tcp_connect_failed(sk, s, now);
-		else if (old != TCP_SYN_RECV && !reported)
+		else if (old != TCP_SYN_RECV)
 			tcp_closed(sk, s, now, old);
 	}
 }
