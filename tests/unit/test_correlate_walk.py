@@ -259,3 +259,26 @@ def test_a_stall_before_is_not_usual() -> None:
         rows["requests"] = rows["requests"].clip(5)  # some are answered all the time
     (one,) = [one for one in found(host) if "port 8080" in one["sentence"] and one["end_ns"] > T0 + 30 * S]
     assert (one["cause"], "postgres pid 1802" in one["sentence"]) == ("broker_slow", True)
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_requests_that_queue_within_a_program_wait_for_what_their_first_one_waits_for(queued: bool) -> None:
+    """One pipe to a worker, and a lock around it: each thread waits for the one before it, and then for the worker."""
+    host = shop()
+    worker = {
+        "kind": "waiting",
+        "syscall": b"read",
+        "fd_type": b"pipe",
+        "waker_pid": HOLDER_PID,
+        "waker_tid": HOLDER_PID,
+    }
+    own = {"kind": "waiting", "syscall": b"futex", "waker_pid": SHOP_PID}
+    for n in range(3):
+        asleep(host, {**SHOP, "tid": n + 1}, 30.98 + n, **worker, waker_comm=b"worker", duration_ns=970 * MS)
+        if n and queued:
+            began_ms = 200 * n
+            its = {**own, "waker_tid": n, "waker_comm": b"shop", "duration_ns": (n * 1000 - began_ms) * MS}
+            asleep(host, {**SHOP, "tid": n + 1}, 30.0 + n, **its)
+    (one,) = found(host)
+    wanted = ("process_wait", HOLDER_PID) if queued else ("unknown", NULL_I64)
+    assert (one["cause"], one["culprit_pid"]) == wanted, one["sentence"]
