@@ -69,6 +69,8 @@ static __always_inline u64 go_word(struct pt_regs *ctx, u32 number) { return reg
 /* Whether a call is under way, by CALL_RETURN: it is -ENOSYS from entry to return. Else a page fault, an interrupt or a
  * new thread, and CALL_NUMBER is not valid. */
 #define CALL_UNDER_WAY(value) ((long)(value) == -38)
+/* Whether the thread came from user mode by an exception or an interrupt, by CALL_NUMBER. */
+#define IN_EXCEPTION(value) ((long)(value) == -1)
 
 #define TASK_STACK_BYTES (4 * PAGE_SIZE)	/* of the kernel's stack of a task */
 

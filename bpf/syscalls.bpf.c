@@ -236,10 +236,12 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		return;
 	}
 	CALL_REGS(regs, task);
-	if (!CALL_UNDER_WAY(LOAD_REG(regs, CALL_RETURN)))
-		return;
 	bool compat = COMPAT_CALL(LOAD, task);
-	u32 nr = LOAD_REG(regs, CALL_NUMBER) + compat * SYSCALLS_COMPAT;
+	u32 nr = SYSCALLS_FAULT;
+	if (CALL_UNDER_WAY(LOAD_REG(regs, CALL_RETURN)))
+		nr = LOAD_REG(regs, CALL_NUMBER) + compat * SYSCALLS_COMPAT;
+	else if (!(state & SYSCALLS_UNINTERRUPTIBLE) || !IN_EXCEPTION(LOAD_REG(regs, CALL_NUMBER)))
+		return;
 	u64 hash = call_hash(regs);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)

@@ -15,6 +15,8 @@
 #endif
 
 #define SYSCALLS_COMPAT 512
+#define SYSCALLS_FAULT 1023		/* in place of a call's number: the thread waits in a page fault */
+#define SYSCALLS_UNINTERRUPTIBLE 2	/* of a thread's state */
 
 enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */

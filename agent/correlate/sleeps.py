@@ -38,7 +38,7 @@ class Sleep:
     """Calls of one kind that the same program ended. by: (comm, pid), of several processes the one that ended the
     longest; None if the program asked for the time, or no process ended it. processes: how many. share: of the lost
     time. tid: of the longest one. by_tids: the threads that ended them. spans: their
-    times, merged.
+    times, merged. lock: the file whose lock they wait for, or try again to get; empty if it is none.
     """
 
     call: str
@@ -52,6 +52,7 @@ class Sleep:
     waiting: bool
     by_tids: frozenset[int]
     spans: tuple[tuple[int, int], ...]
+    lock: str
 
 
 def held_up(episode: Episode, view: View) -> list[Sleep]:
@@ -62,12 +63,12 @@ def held_up(episode: Episode, view: View) -> list[Sleep]:
 def _held_up(episode: Episode, view: View) -> list[Sleep]:
     asked = symptom_of(episode).inside and episode.key != NOT_ASKED
     requests = slow_decisions(episode, view) if asked else _whole(episode)
-    rows, longest = _inside(requests, episode, view)
+    readers = _readers(episode, view)
+    rows, longest = _inside(requests, readers, episode, view)
     if not len(rows):
         return []
     by, lost = blamed(rows), float(np.maximum(requests["duration_ns"] - episode.base, 0).sum())
     spans = requests["t_ns"] - requests["duration_ns"], np.minimum(requests["t_ns"], episode.end_ns + _OFF_NS)
-    readers = _readers(episode, view)
     comm = np.where(rows["holder_pid"] > 0, rows["holder_comm"], rows["waker_comm"])
     first, group = groups([by > 0, np.where(by > 0, comm, b""), rows["syscall"]])
     found = []
@@ -89,6 +90,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 waiting,
                 _known(mine["waker_tid"][mine["waker_pid"] == pid]),
                 tuple(zip(*(ns.tolist() for ns in merged(mine["t_ns"] - lasted, mine["t_ns"])), strict=True)),
+                text(top["file"]) if top["holder_pid"] > 0 else "",
             )
         )
     return sorted(found, key=lambda sleep: (-sleep.share, sleep.call))
@@ -106,7 +108,7 @@ def _whole(episode: Episode) -> np.ndarray:
     return out
 
 
-def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
+def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode), episode)
     by = blamed(rows)
@@ -134,7 +136,10 @@ def _inside(requests: np.ndarray, episode: Episode, view: View) -> tuple[np.ndar
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
     alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
-    for_request = ~waits | (late & (long | alike))
+    # So are those of a thread that has read one and tries something again and again.
+    napping = np.isin(rows["syscall"], [*REQUESTED]) & np.isin(rows["tid"], [*readers])
+    again = (rows["holder_pid"] > 0) | napping
+    for_request = ~waits | (late & (long | alike | again[j]))
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]

@@ -42,7 +42,7 @@ _ANON = len(_FD_TYPES) - 1
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
 _WAIT = """futex futex_waitv wait4 waitid waitpid io_getevents io_pgetevents io_uring_enter semop semtimedop msgrcv
-    mq_timedreceive accept accept4 ptrace restart_syscall ipc socketcall"""
+    msgsnd mq_timedreceive mq_timedsend accept accept4 ptrace restart_syscall ipc socketcall"""
 #: ... and those of them that wake nobody else: a thread that is woken meanwhile is woken by an interrupt.
 _IDLES = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 _newselect nanosleep clock_nanosleep futex_wait pause
     rt_sigsuspend sigsuspend rt_sigtimedwait sched_yield"""
@@ -53,6 +53,8 @@ _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg conne
     fcntl fcntl64 ftruncate fallocate sendfile sendfile64 vmsplice close shutdown fchmod fchown fstat lseek"""
 #: What is added to the number of a 32-bit program's call (SYSCALLS_COMPAT in the C source).
 _COMPAT = 512
+#: In place of a call's number (SYSCALLS_FAULT).
+_FAULT = 1023
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
 #: In this order: a call is timed once both its ends are seen.
@@ -71,6 +73,7 @@ def names() -> np.ndarray:
     for first, machine in ((0, host.MACHINE), (_COMPAT, host.COMPAT)):
         for number, name in host.syscalls(machine).items():
             table[first + number] = name.encode()
+    table[_FAULT] = b"page_fault"
     return table
 
 
@@ -96,7 +99,7 @@ def _name(nr: np.ndarray) -> np.ndarray:
 
 def _number(nr: np.ndarray) -> np.ndarray:
     """As the program's own ABI has it."""
-    return np.where(nr < 2 * _COMPAT, nr % _COMPAT, nr)
+    return np.where(nr == _FAULT, NULL_I64, np.where(nr < 2 * _COMPAT, nr % _COMPAT, nr))
 
 
 def decode_events(records: np.ndarray) -> Batch:

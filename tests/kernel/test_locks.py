@@ -4,6 +4,7 @@ of files.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.probes import syscalls
 from tests.kernel.test_syscalls import Family
 from tests.patience import COARSE, PATIENCE, until
 
 #: argv: the file, the call. Holds the lock until told to end.
 HOLDS = """
 import fcntl, sys
-f = open(sys.argv[1], 'r+b'); {"flock": fcntl.flock, "fcntl": fcntl.lockf}[sys.argv[2]](f, fcntl.LOCK_EX)
+f = open(sys.argv[1], 'r+b')
+fcntl.flock(f, fcntl.LOCK_EX) if sys.argv[2] == "flock" else fcntl.lockf(f, fcntl.LOCK_EX, 1)
 print("held", flush=True); sys.stdin.read()
 """
 #: Waits for it.
@@ -30,6 +33,20 @@ import fcntl, sys, time
 f = open(sys.argv[1], 'r+b')
 {"flock": fcntl.flock, "fcntl": fcntl.lockf}[sys.argv[2]](f, fcntl.LOCK_EX)
 time.sleep(0.03)
+"""
+#: Does not wait for it, but sleeps and tries again, as SQLite does.
+RETRIES = """
+import fcntl, sys, time
+f = open(sys.argv[1], 'r+b')
+more = () if sys.argv[2] == "flock" else (1,)
+while True:
+    try:
+        {"flock": fcntl.flock, "fcntl": fcntl.lockf}[sys.argv[2]](f, fcntl.LOCK_EX | fcntl.LOCK_NB, *more)
+    except OSError:
+        time.sleep(0.05)
+    else:
+        break
+time.sleep(0.06)
 """
 #: A lock of an open file description has no process, for user space; the kernel knows who took it.
 WAITS_OFD = """
@@ -102,6 +119,30 @@ def test_a_lock_wait_names_the_holder(
     assert row["holder_comm"].startswith(b"python")
     assert row["holder_start_ns"] // 10_000_000 * 10_000_000 == started
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["flock", "fcntl"])
+def test_a_sleep_between_tries_names_who_has_the_lock(attach: Callable[..., object], file: Path, call: str) -> None:
+    """Who has locked another part of the file does not matter."""
+    family = Family(attach)
+    with file.open("r+b") as other, holding(call=call, file=file) as holder:
+        fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)
+        waiter = waiting(file, call, RETRIES)
+        assert syscalls.WatchedProcesses(family.family).add(waiter.pid, 40_000_000)
+        time.sleep(0.4 * COARSE)
+    assert waiter.wait(20 * PATIENCE) == 0
+
+    def naps(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(rows[(rows["pid"] == waiter.pid) & (rows["syscall"] == b"clock_nanosleep")])
+
+    rows = family.attached.wait("slow_syscall", naps, lambda rows: np.any(rows["holder_pid"] < 0))  # type: ignore[attr-defined]
+    tries, last = rows[rows["holder_pid"] > 0], rows[rows["holder_pid"] < 0]
+    assert len(tries) >= 3
+    assert set(zip(tries["holder_pid"], tries["file"], tries["fd_type"], strict=True)) == {
+        (holder.pid, b"state.db", b"")
+    }
+    assert len(last) == 1  # it has the lock
+    assert last["file"] == b""
 
 
 def test_those_who_stand_in_line_name_who_has_it_and_not_each_other(attach: Callable[..., object], file: Path) -> None:

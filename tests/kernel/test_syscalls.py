@@ -50,6 +50,28 @@ for _ in range(13):
 os.unlink(name)
 """
 
+#: Fills a message queue, says so, and writes one more; and reads all.
+MESSAGES = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True); q = libc.msgget(int(sys.argv[1]), 0o1600)
+class Message(ctypes.Structure): _fields_ = [("type", ctypes.c_long), ("text", ctypes.c_char * 4096)]
+m = Message(1)
+while libc.msgsnd(q, ctypes.byref(m), 4096, 0o4000) == 0: pass
+print("full", flush=True); libc.msgsnd(q, ctypes.byref(m), 4096, 0)
+libc.msgctl(q, 0, None)
+"""
+TAKES = """
+import ctypes, sys
+libc = ctypes.CDLL(None); q = libc.msgget(int(sys.argv[1]), 0)
+libc.msgrcv(q, ctypes.create_string_buffer(8192), 4096, 0, 0)
+"""
+
+MAPPED = """
+import mmap, sys
+with open(sys.argv[1]) as f: m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+print("mapped", flush=True); sys.stdin.read(); m[0]
+"""
+
 READER = "import os, time; time.sleep(0.3)\nwhile os.read(0, 1 << 20): pass"
 
 PIPES = """
@@ -332,6 +354,25 @@ def test_who_ended_a_wait_is_known(attach: Callable[..., object]) -> None:
     assert (set(rows["waker_pid"]), len(rows)) == ({reader.pid}, 1)
 
 
+def test_who_took_a_message_from_a_full_queue_is_known(attach: Callable[..., object]) -> None:
+    """System V's: it takes 16 KiB, the reader waits for a while before each message."""
+    family = Family(attach)
+    key = 0x7469636B ^ os.getpid()
+    writer = subprocess.Popen([sys.executable, "-c", MESSAGES, str(key)], stdout=subprocess.PIPE)
+    assert writer.stdout
+    assert syscalls.WatchedProcesses(family.family).add(writer.pid, 50_000_000)
+    writer.stdout.readline()
+    reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)\n" + TAKES, str(key)])
+    assert reader.wait(20) == 0
+    assert writer.wait(20) == 0
+
+    def mine(rows: np.ndarray) -> np.ndarray:
+        return rows[(rows["pid"] == writer.pid) & (rows["syscall"] == b"msgsnd")]
+
+    rows = family.attached.wait("slow_syscall", mine, lambda rows: len(rows) > 0)  # type: ignore[attr-defined]
+    assert set(zip(rows["waker_pid"], rows["kind"] == SLOW, strict=True)) == {(reader.pid, False)}
+
+
 @pytest.mark.parametrize("nap", [True, False])
 def test_what_the_waker_did_before_is_known(attach: Callable[..., object], nap: bool) -> None:
     """Its own last long wait, though nobody watches it, and its CPU time since then."""
@@ -358,9 +399,10 @@ def test_what_the_waker_did_before_is_known(attach: Callable[..., object], nap: 
     assert len(its) == nap
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse here")
-def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object], tmp_path: Path) -> None:
-    """Opening a file waits for it, and so does reading."""
+def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object], tmp_path: Path, mapped: bool) -> None:
+    """Opening a file waits for it, and so does reading, also by a page fault, which is no call."""
     source, mount = tmp_path / "source", tmp_path / "mount"
     for path in (source, mount):
         path.mkdir()
@@ -369,8 +411,14 @@ def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object],
     daemon = subprocess.Popen(["bindfs", "-f", source, mount])
     try:
         until(lambda: os.path.ismount(mount), 10)
+        argv = [sys.executable, "-c", MAPPED, mount / "settings"] if mapped else ["cat", mount / "settings"]
+        reader = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert reader.stdin
+        assert reader.stdout
+        if mapped:
+            assert reader.stdout.readline() == b"mapped\n"
         daemon.send_signal(signal.SIGSTOP)
-        reader = subprocess.Popen(["cat", mount / "settings"], stdout=subprocess.DEVNULL)
+        reader.stdin.close()
         time.sleep(0.3)
         daemon.send_signal(signal.SIGCONT)
         assert reader.wait(20) == 0
@@ -383,6 +431,7 @@ def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object],
     assert set(zip(rows["fd_type"], rows["waker_pid"], rows["waker_comm"], strict=True)) == {
         (b"fuse", daemon.pid, b"bindfs")
     }
+    assert (b"page_fault" in rows["syscall"]) == mapped
 
 
 def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:

@@ -84,6 +84,19 @@ def test_the_processes_on_the_way_are_listed() -> None:
     assert ways & {"postgres pid 1802"}
 
 
+def test_who_has_the_lock_that_is_tried_again_and_again_is_the_culprit() -> None:
+    """As SQLite does: it sleeps for a while, and tries again."""
+    host = shop()
+    its = {"kind": "waiting", "syscall": b"clock_nanosleep", "file": b"app.db", "duration_ns": 99 * MS}
+    for n in range(28):
+        held = {"holder_pid": HOLDER_PID, "holder_comm": b"backup", "holder_start_ns": T0}
+        asleep(host, SHOP, 30.1 + n / 10, **its, **held)
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", HOLDER_PID)
+    assert "slept in clock_nanosleep 28 times, for up to 99 ms and tried again to lock app.db" in one["sentence"]
+    assert f"backup pid {HOLDER_PID} held the lock" in one["sentence"]
+
+
 def test_what_happened_to_the_holder_is_the_cause() -> None:
     host = chain()
     asleep(host, SESSION, **LATCH, **HOLDER)

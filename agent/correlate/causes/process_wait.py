@@ -1,5 +1,5 @@
 """A thread that owed an answer slept until another process of this host woke it, or for a time that its program asked
-for.
+for, also if it then tries again to get a file lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
             sleep.longest_ns,
             "ns",
             column="duration_ns",
-            woken_by=process(*sleep.by) if sleep.by else "",
+            file=sleep.lock,
+            holder=process(*sleep.by) if sleep.by and sleep.lock else "",
+            woken_by=process(*sleep.by) if sleep.by and not sleep.lock else "",
             share=round(sleep.share, 2),
             keys={"pid": episode.pid, "tid": sleep.tid},
         )
@@ -57,6 +59,8 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _until(sleep: Sleep) -> Words:
+    if sleep.by and sleep.lock:
+        return render(" and tried again to lock {file}; {who} held the lock", file=sleep.lock, who=process(*sleep.by))
     if not sleep.by:
         asked = sleep.call.encode() in REQUESTED
         return ", as its program requested" if asked else ", and no other process ended that"
