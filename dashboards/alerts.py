@@ -26,7 +26,8 @@ from agent.common.alert_labels import (
     LOOPBACK,
     RUNBOOK_URL,
 )
-from exporters.metrics import METRICS
+from agent.common.places import PLACE
+from exporters.metrics import FINDING, METRICS
 
 #: Where the documents are: on each node. Users who publish them replace it, and RUNBOOK_URL (docs/alerting.md).
 DOCS = "file:///opt/tickscope/docs"
@@ -67,6 +68,13 @@ def _more(name: str, by: str, selector: str = "", within: str = "5m") -> str:
     return f"sum by ({by}) (increase({_NAME[name]}{selector}[{within}])) > 0"
 
 
+def _named(expression: str) -> str:
+    """With the label ``host_name``, which findings have, where the page has it."""
+    host = 'topk by (instance) (1, target_info{service_name="tickscope"})'
+    named = f"({host} or on (instance) group by (instance) ({expression}))"
+    return f"({expression}) * on (instance) group_left (host_name) {named}"
+
+
 def _grown(name: str, by: str) -> str:
     """How much a counter grew that does not start at 0: ``increase()`` does not count a series' first sample."""
     metric = _NAME[name]
@@ -81,7 +89,8 @@ def _finding(selector: str, state: str = "") -> str:
     return f'topk by ({by}) (1, {_NAME["tickscope.finding.open"]}{{tickscope_severity="alarm",{selector}}}{state})'
 
 
-_INSTANCE = "{{ $labels.instance }}"
+#: The node as people know it; a page on loopback is 127.0.0.1 to its scraper.
+_NODE = "{{ or $labels.host_name $labels.instance }}"
 #: Of a cause, by a process or an object.
 _CULPRIT = (
     "{{ if $labels.tickscope_culprit_comm }} by {{ $labels.tickscope_culprit_comm }}{{ end }}"
@@ -103,7 +112,7 @@ _THE_QUEUE = (
 )
 _EXPLAIN = "tickscope explain {{ $labels.tickscope_finding_id }}"
 _IN_TEXTS = ("tickscope_finding_id", "tickscope_subject")
-_SUBJECT = "{{ $labels.tickscope_symptom }} of {{ $labels.tickscope_subject }} on {{ $labels.instance }}"
+_SUBJECT = "{{ $labels.tickscope_symptom }} of {{ $labels.tickscope_subject }} on " + _NODE
 _BECAUSE = f"Cause: {{{{ $labels.tickscope_cause }}}}{_CULPRIT}."
 _REFUSED, _OVER, _LAG, _DUE, _COUNT = (
     "instance_limiter:tickscope_limiter_wrongly_refused:increase5m",
@@ -116,9 +125,8 @@ _LIMIT_IN = f"min by ({', '.join(('instance', *QUEUE))}) ({_NAME['tickscope.queu
 _PENDING, _LEFT = _NAME["tickscope.queue.oldest_pending"], _NAME["tickscope.queue.redelivery_in"]
 #: The finding of a jump, whose labels are joined to what the jump did.
 _JUMP = f'topk by (instance) (1, {_NAME["tickscope.finding.open"]}{{tickscope_symptom="clock_jump"}})'
-_JOINED = "host_name, tickscope_cause, tickscope_culprit_comm, tickscope_culprit_object"
-#: The node's name, which findings have.
-_HOST = 'topk by (instance) (1, target_info{service_name="tickscope"})'
+_CULPRITS = ("culprit_comm", "culprit_object", *(f"culprit_{name}" for name in PLACE))
+_JOINED = ", ".join(("host_name", *(FINDING[name].replace(".", "_") for name in ("cause", *_CULPRITS))))
 
 RECORDINGS = (
     RecordingRule(
@@ -154,7 +162,8 @@ RULES = (
         _finding('tickscope_symptom="clock_jump"'),
         "warning",
         "clock",
-        "The wall clock of {{ $labels.instance }} was moved: {{ $labels.tickscope_cause }}" + _CULPRIT,
+        "The wall clock of {{ or $labels.host_name $labels.instance }} was moved: {{ $labels.tickscope_cause }}"
+        + _CULPRIT,
         "Limiters, timers and leases that use the wall clock may now decide wrongly.",
         _EXPLAIN,
         "30s",
@@ -165,7 +174,7 @@ RULES = (
         _finding('tickscope_symptom="clock_disagreement"'),
         "warning",
         "clock",
-        "A time daemon of {{ $labels.instance }} contradicts the oscillator or a time server:"
+        "A time daemon of {{ or $labels.host_name $labels.instance }} contradicts the oscillator or a time server:"
         " {{ $labels.tickscope_subject }}",
         "Either the daemon or what it follows is wrong. Until it is known which, the clock cannot be trusted.",
         _EXPLAIN,
@@ -174,20 +183,20 @@ RULES = (
     ),
     Rule(
         "TickscopeClockNotSynchronised",
-        f"{_NAME['ntp.sync_status']} == 0",
+        _named(f"{_NAME['ntp.sync_status']} == 0"),
         "warning",
         "clock",
-        "No time daemon synchronises the clock of {{ $labels.instance }}",
+        "No time daemon synchronises the clock of {{ or $labels.host_name $labels.instance }}",
         "The clock drifts, and is likely to be stepped when a daemon starts again.",
         "tickscope clock",
         "10m",
     ),
     Rule(
         "TickscopeClockFarOff",
-        f"{_NAME['ntp.offset']} > 0.128 or {_NAME['ntp.offset']} < -0.128",
+        _named(f"{_NAME['ntp.offset']} > 0.128 or {_NAME['ntp.offset']} < -0.128"),
         "warning",
         "clock",
-        "The wall clock of {{ $labels.instance }} is off by {{ $value | humanizeDuration }}, says"
+        "The wall clock of {{ or $labels.host_name $labels.instance }} is off by {{ $value | humanizeDuration }}, says"
         " {{ $labels.tickscope_daemon }}",
         "A positive value: the clock is behind. From 128 ms on, ntpd steps the clock, which moves limiters and timers.",
         "tickscope clock",
@@ -195,10 +204,10 @@ RULES = (
     ),
     Rule(
         "TickscopeNotReanchored",
-        f"{_NAME['tickscope.clock.pending_reanchorings']} > 0",
+        _named(f"{_NAME['tickscope.clock.pending_reanchorings']} > 0"),
         "warning",
         "clock",
-        "{{ $value }} notices of clock jumps on {{ $labels.instance }} are not acknowledged",
+        "{{ $value }} notices of clock jumps on {{ or $labels.host_name $labels.instance }} are not acknowledged",
         "The programs that did not acknowledge may still count by the time before the jump.",
         "tickscope clock",
         "1m",
@@ -210,7 +219,7 @@ RULES = (
         "critical",
         "clock",
         "Limiter {{ $labels.rate_limiting_limiter_id }} ({{ $labels.process_executable_name }}) on"
-        " {{ $labels.instance }} refuses requests because the clock jumped {{ $labels.direction }}",
+        " {{ or $labels.host_name $labels.instance }} refuses requests because the clock jumped {{ $labels.direction }}",
         "{{ $value | humanize }} requests were refused in 5 minutes that would have been admitted without the jump."
         "{{ if $labels.tickscope_cause }} " + _BECAUSE + "{{ end }}",
         "tickscope limiters replay --jump last",
@@ -218,8 +227,7 @@ RULES = (
     *(
         Rule(
             "TickscopeQueueWillOverflow",
-            f"({_LIMIT_IN} < {least}) * on (instance) group_left (host_name) {_HOST}"
-            f" or on (instance, {', '.join(QUEUE)}) {_LIMIT_IN} < {least}",
+            _named(f"{_LIMIT_IN} < {least}"),
             severity,
             _OF_QUEUE,
             f"{_THE_QUEUE}: full, or messages deleted unread, in {{{{ $value | humanizeDuration }}}}",
@@ -232,7 +240,7 @@ RULES = (
     ),
     Rule(
         "TickscopeUnacknowledgedNearTimeout",
-        f"{_DUE} > 0.8",
+        _named(f"{_DUE} > 0.8"),
         "warning",
         _OF_QUEUE,
         f"{_THE_QUEUE}: the oldest unacknowledged message has used {{{{ $value | humanizePercentage }}}} of its"
@@ -268,19 +276,19 @@ RULES = (
     ),
     Rule(
         "TickscopeAcceptOverflow",
-        _more("tickscope.socket.accept.overflows", "instance"),
+        _named(_more("tickscope.socket.accept.overflows", "instance")),
         "info",
-        "network on " + _INSTANCE,
-        "Connections met a full accept queue on {{ $labels.instance }}",
+        "network on " + _NODE,
+        "Connections met a full accept queue on {{ or $labels.host_name $labels.instance }}",
         "A program accepts connections more slowly than they arrive. If it lasts, there is also a finding.",
         'tickscope query socket_queue --where "kind = \'accept\' AND queue >= \\"limit\\""',
     ),
     Rule(
         "TickscopeTlsHandshakesFail",
-        _more("tickscope.tls.handshakes", "instance", '{tickscope_result="failed"}'),
+        _named(_more("tickscope.tls.handshakes", "instance", '{tickscope_result="failed"}')),
         "info",
-        "network on " + _INSTANCE,
-        "TLS handshakes fail on {{ $labels.instance }}",
+        "network on " + _NODE,
+        "TLS handshakes fail on {{ or $labels.host_name $labels.instance }}",
         "Some always fail where the Internet connects. If more fail than usual, there is also a finding.",
         "tickscope query tls_handshake --where \"result = 'failed'\"",
         "5m",
@@ -297,52 +305,56 @@ RULES = (
     ),
     Rule(
         "TickscopeLosesRecords",
-        _more("tickscope.losses.reports", "instance, tickscope_stage"),
+        _named(_more("tickscope.losses.reports", "instance, tickscope_stage")),
         "warning",
         "tickscope",
-        "tickscope on {{ $labels.instance }} lost records ({{ $labels.tickscope_stage }})",
+        "tickscope on {{ or $labels.host_name $labels.instance }} lost records ({{ $labels.tickscope_stage }})",
         "Findings of this time may be missing or incomplete.",
         "tickscope query loss --since 10m",
     ),
     Rule(
         "TickscopeProbeNotAttached",
-        "max by (instance, tickscope_probe)"
-        f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1',
+        _named(
+            "max by (instance, tickscope_probe)"
+            f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1'
+        ),
         "warning",
         "tickscope",
-        "The probe {{ $labels.tickscope_probe }} misses events on {{ $labels.instance }}",
+        "The probe {{ $labels.tickscope_probe }} misses events on {{ or $labels.host_name $labels.instance }}",
         "Findings that rest on these events are missing.",
         "tickscope probes",
         "1m",
     ),
     Rule(
         "TickscopeStoreDegraded",
-        f'{_NAME["tickscope.store.state"]}{{tickscope_state="degraded"}} == 1',
+        _named(f'{_NAME["tickscope.store.state"]}{{tickscope_state="degraded"}} == 1'),
         "warning",
         "tickscope",
-        "tickscope on {{ $labels.instance }} cannot write its store",
+        "tickscope on {{ or $labels.host_name $labels.instance }} cannot write its store",
         "Rows may be lost: findings still arise, but cannot be looked up later.",
         "tickscope status",
         "1m",
     ),
     Rule(
         "TickscopeFindingsNotSent",
-        _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
-        + " or max by (instance, tickscope_receiver)"
-        f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1',
+        _named(
+            _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
+            + " or max by (instance, tickscope_receiver)"
+            f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1'
+        ),
         "warning",
         "tickscope",
-        "tickscope on {{ $labels.instance }} cannot send findings to {{ $labels.tickscope_receiver }}",
+        "tickscope on {{ or $labels.host_name $labels.instance }} cannot send findings to {{ $labels.tickscope_receiver }}",
         "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
         "tickscope status",
         "5m",
     ),
     Rule(
         "TickscopeMetricsOverflow",
-        _more("tickscope.metrics.overflowed", "instance", within="15m"),
+        _named(_more("tickscope.metrics.overflowed", "instance", within="15m")),
         "info",
         "tickscope",
-        "The metrics page of {{ $labels.instance }} has too many label sets",
+        "The metrics page of {{ or $labels.host_name $labels.instance }} has too many label sets",
         "Some are summed under otel_metric_overflow, or left out (gauges).",
         "tickscope status",
         "15m",

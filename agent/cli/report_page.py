@@ -131,7 +131,7 @@ def drawings_of(source: RowSource, span: ReportSpan, row: dict[str, Any]) -> lis
     its = sorted(
         evidence, key=lambda one: (one["role"] != "timeline", one.get("cause") not in ("", None, row["cause"]))
     )
-    return evidence_panels(source, span, its)
+    return evidence_panels(source, span, its, row["start_ns"])
 
 
 def _part(row: dict[str, Any], entry: dict[str, Any]) -> str:

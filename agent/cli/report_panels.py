@@ -9,6 +9,7 @@ from typing import Literal
 Style = Literal["line", "points", "bars"]
 _RATE = "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
 _QUEUE = "concat_ws(' ', destination, '(' || consumer_group || ')')"
+_WAITED = "coalesce(lag_s, oldest_undelivered_s)"
 #: The peer; of a server's sockets the port of this host, since each connection has another peer.
 _PEER = "CASE role WHEN 'server' THEN concat('clients of port ', sport) ELSE peer END"
 _OTHERS = "comm NOT LIKE 'tickscope%'"
@@ -19,12 +20,14 @@ _SECONDS = "interval_ns / 1e9"
 @dataclass(frozen=True)
 class Curve:
     """value: an SQL aggregate over the rows of an interval. per_s: it is divided by the interval's length. name: empty
-    where a panel has one kind of curve, which is then named after ``ReportPanel.by`` alone.
+    where a panel has one kind of curve, which is then named after ``ReportPanel.by`` alone. least: another aggregate,
+    the lower edge of the band whose upper edge is ``value``; empty if the curve is no band.
     """
 
     value: str
     name: str = ""
     per_s: bool = False
+    least: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ PANELS = (
         "Queue lag, messages",
         "queue_lag",
         "",
-        (Curve("max(lag_messages)"),),
+        (Curve("max(lag_messages)", least="min(lag_messages)"),),
         "max(lag_messages)",
         by=_QUEUE,
         parts="partition",
@@ -96,10 +99,10 @@ PANELS = (
         "Queue lag, time",
         "queue_lag",
         "s",
-        (Curve("max(coalesce(lag_s, oldest_undelivered_s))"),),
-        "max(coalesce(lag_s, oldest_undelivered_s))",
+        (Curve(f"max({_WAITED})", least=f"min({_WAITED})"),),
+        f"max({_WAITED})",
         by=_QUEUE,
-        where="coalesce(lag_s, oldest_undelivered_s) IS NOT NULL",
+        where=f"{_WAITED} IS NOT NULL",
     ),
     ReportPanel(
         "Response times of servers on this host, slowest",
@@ -110,7 +113,14 @@ PANELS = (
         by="concat(comm, ' ', pid, ', port ', sport)",
         style="points",
     ),
-    ReportPanel("Round-trip times, longest", "tcp_rtt", "us", (Curve("max(rtt_max_us)"),), "max(rtt_max_us)", by=_PEER),
+    ReportPanel(
+        "Round-trip times, shortest to longest",
+        "tcp_rtt",
+        "us",
+        (Curve("max(rtt_max_us)", least="min(rtt_min_us)"),),
+        "max(rtt_max_us)",
+        by=_PEER,
+    ),
     ReportPanel(
         "Retransmitted segments",
         "tcp_retransmit",

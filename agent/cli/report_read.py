@@ -31,6 +31,10 @@ PIECES, LEAST_NS, _POLL_NS = 600, 100_000_000, 1_000_000_000
 SPLIT, CURVES, EVIDENCE_PANELS = 4, 6, 6
 #: Values of a panel of evidence at least: fewer need no picture.
 _FEW = 3
+#: Columns by which the rows of a panel are found, also if its curves are named otherwise.
+NAMES = ("comm", "pid", "peer", "limiter_id", "destination", "consumer_group")
+#: ... before a finding, from which their range is its usual one.
+_RANGE = 20
 #: Losses that are marked, the longest.
 _GAPS = 200
 #: The tables that panels and marks need.
@@ -77,7 +81,8 @@ def _drawn(source: RowSource, span: ReportSpan, panel: ReportPanel, pids: str, w
     first = f"bool_or(pid IN ({pids}))" if pids and "pid" in TABLES[panel.table].by_name else "false"
     where = f"{span.where()} AND ({panel.where})"
     if words:
-        where += f" AND contains(lower(concat_ws(' ', {panel.each}, {panel.by})), {literal(words.lower())})"
+        named = [panel.each, panel.by, *(name for name in NAMES if name in TABLES[panel.table].by_name)]
+        where += f" AND contains(lower(concat_ws(' ', {', '.join(named)})), {literal(words.lower())})"
     drawn: dict[str, dict[str, Any]] = {}
     for (each, key, count), lines in _lines(source, span, panel, _chosen(span, panel, where, first)).items():
         if each not in drawn:
@@ -97,13 +102,13 @@ def _described(source: RowSource, span: ReportSpan, panel: ReportPanel, where: s
 
 
 def bounds(source: RowSource, span: ReportSpan) -> str:
-    """The span as options of a verb: in wall time (UTC) where it is known."""
+    """The span as options of a verb: in wall time (UTC) where it is known, and did not go back by more than that."""
     import numpy as np
 
     second = 10**9
     ends = np.array([span.from_ns, span.to_ns + second], np.int64)
     walls = source.wall(span.boot_id, ends).tolist()
-    if NULL_I64 in walls:
+    if NULL_I64 in walls or walls[1] <= walls[0]:
         return f"--since boot+{span.from_ns // second} --until boot+{span.to_ns // second + 1}"
     return f"--since {iso(walls[0], 0, utc=True)} --until {iso(walls[1], 0, utc=True)}"
 
@@ -112,7 +117,8 @@ def _pieces(span: ReportSpan, panel: ReportPanel, where: str, more: dict[str, tu
     """SQL: a row for each value of ``each`` (e) and ``by`` (k) and each interval (piece), with the curves' values (v0,
     v1, ...). more: further columns; each is an aggregate, and the one that joins it with that of other parts.
     """
-    values = {f"v{at}": (curve.value, "sum") for at, curve in enumerate(panel.curves)} | (more or {})
+    values = {f"v{at}": (curve.value, "sum") for at, curve in enumerate(panel.curves)}
+    values |= {f"l{at}": (curve.least, "sum") for at, curve in enumerate(panel.curves) if curve.least} | (more or {})
     piece = f"(t_ns - {span.from_ns}) // {span.step_ns(panel.table, panel.style)}"
     sql = (
         f"SELECT {panel.each} AS e, {panel.by} AS k, {piece} AS piece,"
@@ -125,12 +131,17 @@ def _pieces(span: ReportSpan, panel: ReportPanel, where: str, more: dict[str, tu
     return sql
 
 
+def _values(panel: ReportPanel) -> list[str]:
+    """The columns of ``_pieces`` with values: one of each curve, and then the least ones of those that have them."""
+    return [f"{kind}{at}" for kind in "vl" for at, curve in enumerate(panel.curves) if kind == "v" or curve.least]
+
+
 def _chosen(span: ReportSpan, panel: ReportPanel, where: str, first: str) -> str:
     """SQL: the pieces of the SPLIT first values of ``each``, of each the CURVES first of ``by``, in that order, and of
     how many. first: an aggregate that is true for those before all others. One pass over the rows.
     """
     join = "max" if panel.order.startswith("max(") else "sum"
-    values = ", ".join(f"v{at}" for at in range(len(panel.curves)))
+    values = ", ".join(_values(panel))
     pieces = _pieces(span, panel, where, {"o": (panel.order, join), "f": (first, "bool_or")})
     return (
         f"WITH pieces AS MATERIALIZED ({pieces}),"
@@ -147,22 +158,25 @@ def _chosen(span: ReportSpan, panel: ReportPanel, where: str, first: str) -> str
 def _lines(
     source: RowSource, span: ReportSpan, panel: ReportPanel, sql: str
 ) -> dict[tuple[str, str, int], list[list[float | None]]]:
-    """For each (e, k, of) of the query, in its order, the line of each of the panel's curves."""
+    """For each (e, k, of) of the query, in its order, the line of each column of ``_values``."""
     step, lines = span.step_ns(panel.table, panel.style), dict[tuple[str, str, int], list[list[float | None]]]()
     count = -(-(span.to_ns - span.from_ns) // step)
     for each, key, of, piece, *row in source.run(sql).rows:
-        mine = lines.setdefault((each, key, of), [[None] * count for _ in panel.curves])
+        mine = lines.setdefault((each, key, of), [[None] * count for _ in row])
         for at, value in enumerate(row):
-            mine[at][piece] = _number(value, step / 1e9 if panel.curves[at].per_s else 1.0)
+            per_s = at < len(panel.curves) and panel.curves[at].per_s
+            mine[at][piece] = _number(value, step / 1e9 if per_s else 1.0)
     return lines
 
 
 def _curves(panel: ReportPanel, key: str, lines: Sequence[Sequence[float | None]]) -> list[dict[str, Any]]:
-    return [
+    least = iter(lines[len(panel.curves) :])
+    made = [
         {"name": " ".join(filter(None, (key, curve.name))), "values": line}
-        for curve, line in zip(panel.curves, lines, strict=True)
-        if any(value is not None for value in line)
+        | ({"least": next(least)} if curve.least else {})
+        for curve, line in zip(panel.curves, lines, strict=False)
     ]
+    return [one for one in made if any(value is not None for value in one["values"])]
 
 
 def _number(value: Any, divisor: float = 1.0) -> float | int | None:
@@ -227,9 +241,12 @@ def marks(source: RowSource, span: ReportSpan) -> dict[str, Any]:
     }
 
 
-def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Panels of the rows behind pieces of evidence: a panel a column, a curve for each set of keys, and the usual value
-    where it is known. Each piece gets ``panel``, the number of its panel in the result.
+def evidence_panels(
+    source: RowSource, span: ReportSpan, evidence: Sequence[dict[str, Any]], since_ns: int
+) -> list[dict[str, Any]]:
+    """Panels of the rows behind pieces of evidence: a panel a column, a curve for each set of keys, the usual value
+    where it is known, and the range of most values before ``since_ns``, the finding's start. Each piece gets ``panel``,
+    the number of its panel in the result.
     """
     grouped: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for one in evidence:
@@ -240,22 +257,27 @@ def evidence_panels(source: RowSource, span: ReportSpan, evidence: Sequence[dict
     made: list[dict[str, Any]] = []
     for (table, column), conditions in list(grouped.items())[:EVIDENCE_PANELS]:
         unit = TABLES[table].by_name[column].unit if column else ""
-        value = f"max({quote(column)})" if column else "count(*)"
         style: Style = "line" if "interval_ns" in TABLES[table].by_name or table == "queue_lag" else "points"
+        of = f"({quote(column)})"
+        curve = Curve(f"max{of}", least=f"min{of}" if style == "line" else "") if column else Curve("count(*)")
         title = f"{column.removesuffix('_' + unit) if unit else column or 'rows'} of {table}".replace("_", " ")
-        panel = ReportPanel(title, table, unit, (Curve(value),), "", style=style)
+        panel = ReportPanel(title, table, unit, (curve,), "", style=style)
         curves: list[dict[str, Any]] = []
         names = _names([pieces[0] for pieces in conditions.values()])
+        before = max(since_ns - span.from_ns, 0) // span.step_ns(table, style)
         for name, (condition, pieces) in list(zip(names, conditions.items(), strict=True))[:CURVES]:
             where = f"{span.where()} AND {condition}"
-            sql = f"SELECT e, k, 1, piece, v0 FROM ({_pieces(span, panel, where)})"
+            sql = f"SELECT e, k, 1, piece, {', '.join(_values(panel))} FROM ({_pieces(span, panel, where)})"
             for lines in _lines(source, span, panel, sql).values():
-                curves += [{**one, **_usual(pieces, unit)} for one in _curves(panel, name, lines)]
+                curves += [
+                    {**one, **_usual(pieces, unit), **_range(one["values"][:before])}
+                    for one in _curves(panel, name, lines)
+                ]
         if sum(value is not None for one in curves for value in one["values"]) < _FEW:
             continue
         for piece in (piece for pieces in conditions.values() for piece in pieces):
             piece["panel"] = len(made)
-        where = next(iter(conditions)) if len(conditions) == 1 and "true" not in conditions else ""
+        where = " OR ".join(conditions) if "true" not in conditions else ""
         made.append(
             {"title": title, "more": max(0, len(conditions) - CURVES), "curves": curves}
             | _described(source, span, panel, where)
@@ -301,6 +323,12 @@ def _usual(pieces: Sequence[dict[str, Any]], unit: str) -> dict[str, Any]:
         if one.get("baseline") is not None and scale is not None:
             return {"usual": _number(one["baseline"] * scale)}
     return {}
+
+
+def _range(values: Sequence[float | None]) -> dict[str, Any]:
+    """Between which most of these values are, if they are enough to say so."""
+    known = sorted(value for value in values if value is not None)
+    return {"range": [known[len(known) // 20], known[-1 - len(known) // 20]]} if len(known) >= _RANGE else {}
 
 
 def findings_in(source: RowSource, span: ReportSpan) -> list[dict[str, Any]]:

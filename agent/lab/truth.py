@@ -76,8 +76,6 @@ class Truth:
 
     def write(self, directory: Path) -> None:
         whole = {"schema": SCHEMA, **asdict(self)}
-        for fault, done in zip(whole["faults"], self.faults, strict=True):
-            fault |= {"ways": fault.pop("impacts"), "victims": done.victims}  # the file's older name
         new = directory / f"{FILE}.new"
         new.write_text(json.dumps(whole, indent=1) + "\n")
         new.replace(directory / FILE)  # atomic: a benchmark continues after the sessions that have a truth file
@@ -90,9 +88,6 @@ class Truth:
             whole = json.loads(path.read_text())
             if whole.pop("schema") != SCHEMA:
                 raise AgentError(f"{path} is of another version of the laboratory")
-            for fault in whole["faults"]:
-                fault.pop("victims", None)
-                fault["impacts"] = fault.pop("ways", [])
             return cls(**{**whole, "faults": [Done(**fault) for fault in whole["faults"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AgentError(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.package.nspawn import Booted, make_root
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 TOP = Path(__file__).parents[2]
 #: In the root: what the test itself runs. A Debian host has most of it.
@@ -139,14 +139,15 @@ def test_a_host_with_an_installation_by_run_sh_is_refused(root: Path) -> None:
 def test_from_installation_to_purge(package: Path, root: Path) -> None:
     shutil.move(older(package, package.parent / "older"), root / "root/older.deb")
     with Booted(root) as host:
-        before = files(root)
+        before, began = files(root), time.monotonic()
         host.run("apt-get install -y /root/older.deb")
+        here = time.monotonic() - began
         assert host.run("systemctl is-active tickscope; systemctl is-enabled tickscope").split() == [
             "active",
             "enabled",
         ]
         installed(host)
-        newcomer(host, package.parent)
+        newcomer(host, package.parent, here)
         observes(host)
         upgraded(host)
         assert host.run("dpkg --verify tickscope | grep -v ' c '", check=False) == ""
@@ -179,11 +180,16 @@ def installed(host: Booted) -> None:
         "bash -c 'COMP_WORDS=\"tickscope find\" COMP_CWORD=1 _TICKSCOPE_COMPLETE=bash_complete tickscope'"
     ) == ("plain,findings\n")
     assert host.run("tickscope config check").endswith("no errors, no warnings\n")
+    alerts = "/usr/share/doc/tickscope/examples/alerts.yaml"
+    for runbook in re.findall(r'"runbook_url": "file://([^"]+)"', host.run(f"cat {alerts}")):
+        host.run(f"test -f {runbook}")
+    defaults = host.run("tickscope config show notify.alertmanager.runbook_url")
+    assert "file:///usr/lib/tickscope/docs/runbooks/" in defaults
 
 
-def newcomer(host: Booted, folder: Path) -> None:
-    """The first minutes: the demo beside the service, its finding, and the page in a browser. With TICKSCOPE_PICTURES
-    set to a directory, the picture is kept there.
+def newcomer(host: Booted, folder: Path, here: float) -> None:
+    """The first minutes: after the installation, which took ``here`` seconds, the demo beside the service, its finding,
+    and the page in a browser. With TICKSCOPE_PICTURES set to a directory, the picture is kept there.
     """
     began = time.monotonic()
     host.run("tickscope demo --duration 45s >/root/demo.log 2>&1 &")
@@ -194,7 +200,9 @@ def newcomer(host: Booted, folder: Path) -> None:
     url, picture = host.run("cat /root/url").strip(), folder / "ui.png"
     enter = ["nsenter", "-t", str(host.pid), "-n", sys.executable, "-m", "tests.package.page_picture", url, picture]
     subprocess.run(enter, check=True, cwd=TOP)
-    print(f"demo to finding {found:.0f} s, to its picture {time.monotonic() - began:.0f} s")
+    seen = time.monotonic() - began
+    print(f"installation {here:.0f} s, demo to finding {found:.0f} s, to its picture {seen:.0f} s")
+    assert here + seen < 300 * PATIENCE
     if kept := os.environ.get("TICKSCOPE_PICTURES"):
         shutil.copy(picture, kept)
     assert "observes the workload" in host.run("cat /root/demo.log")

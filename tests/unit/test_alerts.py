@@ -34,6 +34,7 @@ _FILES = [str(_FOLDER / name) for name in alerts.FILES]
 _EXPRESSIONS = [r.expression for r in (*alerts.RULES, *alerts.RECORDINGS)]
 _USED = {m.name for m in METRICS if any(re.search(rf"\b{m.prometheus}\b", one) for one in _EXPRESSIONS)}
 _NODE = {"instance": "web1:9469", "job": "tickscope"}
+_HOST = {"host_name": "web1"}
 #: What each series was, second by second; None while it was not there.
 Shown = dict[str, list[float | None]]
 
@@ -51,6 +52,7 @@ def recorded(page: Replayed, seconds: Iterable[int]) -> Shown:
         for name in {**shown, **now}:
             held = shown.setdefault(name, [])
             held += [None] * (n - 1 - len(held)) + [now.get(name)]
+    shown[series("target_info", {"service_name": "tickscope", **_HOST})] = [1.0] * n
     return shown
 
 
@@ -189,11 +191,12 @@ HISTORIES: dict[str, Callable[[], Shown]] = {
     "the clock is behind": lambda: reported(2 * 10**8),
     "the clock is ahead": lambda: reported(-2 * 10**8),
     "a subscriber does not answer": lambda: rows("notice_status", {"pending": 0}, {"pending": 2}),
-    "a queue fills slowly": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 1800.0}),
-    "a queue fills fast": lambda: {
-        **polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
-        series("target_info", {"service_name": "tickscope", **_HOST}): [1.0] * 20,
+    "a queue fills slowly": lambda: {
+        name: held
+        for name, held in polled({"limit_in_s": 7200.0}, {"limit_in_s": 1800.0}).items()
+        if not name.startswith("target_info")
     },
+    "a queue fills fast": lambda: polled({"limit_in_s": 7200.0}, {"limit_in_s": 300.0}),
     "a message is held": lambda: polled(_HELD, {"oldest_pending_s": 3240.0, "redelivery_s": 360.0}),
     "a message is overdue": lambda: polled(_HELD, {"oldest_pending_s": 4000.0, "redelivery_s": -400.0}),
     "an accept queue overflows": lambda: rows("socket_queue", {"overflows": 5}, {"overflows": 6}, kind=_ACCEPT),
@@ -236,7 +239,6 @@ class Case(NamedTuple):
     command: str
 
 
-_HOST = {"host_name": "web1"}
 _JUMP = {**_HOST, "tickscope_symptom": "clock_jump", "tickscope_cause": "clock_step", "tickscope_severity": "alarm"}
 _KILLED = {
     **_HOST,
@@ -262,7 +264,7 @@ _ORDERS = {
     "messaging_consumer_group_name": "workers",
     "tickscope_cluster": "east",
 }
-_CLOCK, _AGENT = {"incident": "clock"}, {"incident": "tickscope"}
+_CLOCK, _AGENT = {"incident": "clock", **_HOST}, {"incident": "tickscope", **_HOST}
 _LIMITER = "limiter lab:api-redis (lab-api-redis pid 1347)"
 _FULL_SOON = (
     "At the present rate, the server's memory will be full, or the oldest message will be deleted before it is read."
@@ -277,7 +279,7 @@ CASES = (
         "warning",
         35,
         {**_CLOCK, **_JUMP, "tickscope_culprit_comm": "chronyd"},
-        "The wall clock of web1:9469 was moved: clock_step by chronyd",
+        "The wall clock of web1 was moved: clock_step by chronyd",
         _MOVED,
         "tickscope explain e93e7e1fbc0ceb37",
     ),
@@ -295,7 +297,7 @@ CASES = (
             "tickscope_cause": "clock_step",
             "tickscope_culprit_comm": "chronyd",
         },
-        "Limiter rate.Limiter@0xc0 (shop) on web1:9469 refuses requests because the clock jumped backward",
+        "Limiter rate.Limiter@0xc0 (shop) on web1 refuses requests because the clock jumped backward",
         "40 requests were refused in 5 minutes that would have been admitted without the jump. Cause: clock_step by"
         " chronyd.",
         "tickscope limiters replay --jump last",
@@ -306,7 +308,7 @@ CASES = (
         "warning",
         40,
         {**_CLOCK, **_JUMP, "tickscope_culprit_comm": "lab-clock"},
-        "The wall clock of web1:9469 was moved: clock_step by lab-clock",
+        "The wall clock of web1 was moved: clock_step by lab-clock",
         _MOVED,
         "tickscope explain 0514ee3fd8a19870",
     ),
@@ -316,7 +318,7 @@ CASES = (
         "warning",
         40,
         {**_CLOCK, **_JUMP, "tickscope_symptom": "decision_latency"},
-        "decision_latency of limiter lab:api-redis-far (lab-api-redis-f pid 168) on web1:9469",
+        "decision_latency of limiter lab:api-redis-far (lab-api-redis-f pid 168) on web1",
         "Cause: clock_step.",
         "tickscope explain 6c89a0b8d02f5cb8",
     ),
@@ -326,7 +328,7 @@ CASES = (
         "warning",
         40,
         _KILLED,
-        f"service_errors of {_LIMITER} on web1:9469",
+        f"service_errors of {_LIMITER} on web1",
         "Cause: process_killed by redis-server.",
         "tickscope explain fdad4fce4778a27f",
     ),
@@ -336,7 +338,7 @@ CASES = (
         "warning",
         320,
         _KILLED,
-        f"service_errors of {_LIMITER} on web1:9469",
+        f"service_errors of {_LIMITER} on web1",
         "Cause: process_killed by redis-server.",
         "tickscope explain fdad4fce4778a27f",
     ),
@@ -346,7 +348,7 @@ CASES = (
         "critical",
         320,
         _KILLED,
-        f"service_errors of {_LIMITER} on web1:9469, for 5 minutes",
+        f"service_errors of {_LIMITER} on web1, for 5 minutes",
         "Cause: process_killed by redis-server. Users get errors, or data are lost.",
         "tickscope explain fdad4fce4778a27f",
     ),
@@ -362,7 +364,7 @@ CASES = (
             "tickscope_cause": "load",
             "tickscope_severity": "alarm",
         },
-        "refusals of limiter lab:api-redis (lab-api-redis pid 21757) on web1:9469",
+        "refusals of limiter lab:api-redis (lab-api-redis pid 21757) on web1",
         "Cause: load.",
         "tickscope explain b3415e1f01655a2d",
     ),
@@ -380,7 +382,7 @@ CASES = (
             "tickscope_culprit_object": "/sys/fs/cgroup/memory/tickscope-lab-0sodhty1/api-tables",
             "tickscope_severity": "alarm",
         },
-        "decision_latency of limiter lab:api-tables (lab-api-tables pid 21754) on web1:9469",
+        "decision_latency of limiter lab:api-tables (lab-api-tables pid 21754) on web1",
         "Cause: memory by lab-api-tables (/sys/fs/cgroup/memory/tickscope-lab-0sodhty1/api-tables).",
         "tickscope explain adad4c49d3247907",
     ),
@@ -390,7 +392,7 @@ CASES = (
         "warning",
         40,
         _FULL,
-        "service_errors of the server at 10.77.0.2:6380 on web1:9469",
+        "service_errors of the server at 10.77.0.2:6380 on web1",
         "Cause: resource_limit by redis-server (10.77.0.2:6380).",
         "tickscope explain 86cb4c2fbec462cd",
     ),
@@ -406,7 +408,7 @@ CASES = (
             "tickscope_cause": "unknown",
             "tickscope_severity": "alarm",
         },
-        "A time daemon of web1:9469 contradicts the oscillator or a time server: chrony's time against MONOTONIC_RAW",
+        "A time daemon of web1 contradicts the oscillator or a time server: chrony's time against MONOTONIC_RAW",
         "Either the daemon or what it follows is wrong. Until it is known which, the clock cannot be trusted.",
         "tickscope explain c4016ff76cc67479",
     ),
@@ -416,7 +418,7 @@ CASES = (
         "warning",
         620,
         _CLOCK,
-        "No time daemon synchronises the clock of web1:9469",
+        "No time daemon synchronises the clock of web1",
         "The clock drifts, and is likely to be stepped when a daemon starts again.",
         "tickscope clock",
     ),
@@ -427,7 +429,7 @@ CASES = (
             "warning",
             130,
             {**_CLOCK, "tickscope_daemon": "chrony"},
-            f"The wall clock of web1:9469 is off by {offset}, says chrony",
+            f"The wall clock of web1 is off by {offset}, says chrony",
             _FAR,
             "tickscope clock",
         )
@@ -439,7 +441,7 @@ CASES = (
         "warning",
         70,
         _CLOCK,
-        "2 notices of clock jumps on web1:9469 are not acknowledged",
+        "2 notices of clock jumps on web1 are not acknowledged",
         "The programs that did not acknowledge may still count by the time before the jump.",
         "tickscope clock",
     ),
@@ -466,7 +468,7 @@ CASES = (
             "TickscopeUnacknowledgedNearTimeout",
             "warning",
             70,
-            _ORDERS,
+            {**_ORDERS, **_HOST},
             f"celery queue orders, group workers: the oldest unacknowledged message has used {used} of its time-out",
             _TWICE,
             "tickscope queues",
@@ -478,8 +480,8 @@ CASES = (
         "TickscopeAcceptOverflow",
         "info",
         5,
-        {"incident": "network on web1:9469"},
-        "Connections met a full accept queue on web1:9469",
+        {"incident": "network on web1", **_HOST},
+        "Connections met a full accept queue on web1",
         "A program accepts connections more slowly than they arrive. If it lasts, there is also a finding.",
         'tickscope query socket_queue --where "kind = \'accept\' AND queue >= \\"limit\\""',
     ),
@@ -488,8 +490,8 @@ CASES = (
         "TickscopeTlsHandshakesFail",
         "info",
         293,
-        {"incident": "network on web1:9469"},
-        "TLS handshakes fail on web1:9469",
+        {"incident": "network on web1", **_HOST},
+        "TLS handshakes fail on web1",
         "Some always fail where the Internet connects. If more fail than usual, there is also a finding.",
         "tickscope query tls_handshake --where \"result = 'failed'\"",
     ),
@@ -499,7 +501,7 @@ CASES = (
         "warning",
         5,
         {**_AGENT, "tickscope_stage": "ring"},
-        "tickscope on web1:9469 lost records (ring)",
+        "tickscope on web1 lost records (ring)",
         "Findings of this time may be missing or incomplete.",
         "tickscope query loss --since 10m",
     ),
@@ -509,7 +511,7 @@ CASES = (
         "warning",
         70,
         {**_AGENT, "tickscope_probe": "tcp"},
-        "The probe tcp misses events on web1:9469",
+        "The probe tcp misses events on web1",
         "Findings that rest on these events are missing.",
         "tickscope probes",
     ),
@@ -519,7 +521,7 @@ CASES = (
         "warning",
         70,
         {**_AGENT, "tickscope_state": "degraded"},
-        "tickscope on web1:9469 cannot write its store",
+        "tickscope on web1 cannot write its store",
         "Rows may be lost: findings still arise, but cannot be looked up later.",
         "tickscope status",
     ),
@@ -530,7 +532,7 @@ CASES = (
             "warning",
             300,
             {**_AGENT, "tickscope_receiver": "slack"},
-            "tickscope on web1:9469 cannot send findings to slack",
+            "tickscope on web1 cannot send findings to slack",
             "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
             "tickscope status",
         )
@@ -542,7 +544,7 @@ CASES = (
         "info",
         893,
         _AGENT,
-        "The metrics page of web1:9469 has too many label sets",
+        "The metrics page of web1 has too many label sets",
         "Some are summed under otel_metric_overflow, or left out (gauges).",
         "tickscope status",
     ),
@@ -551,7 +553,7 @@ CASES = (
         "TickscopeDown",
         "warning",
         305,
-        _AGENT,
+        {"incident": "tickscope"},
         "Prometheus cannot read the metrics page of web1:9469",
         "Other alerts of this node cannot fire.",
         "tickscope status",

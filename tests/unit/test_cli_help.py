@@ -113,6 +113,7 @@ def test_durations_take_units_everywhere() -> None:
         assert "--duration" in done.stderr
         assert "90s" in done.stderr
     assert ALL["record"].params[1].type.convert("2m", None, None) == 120
+    assert ALL["status"].params[0].type.convert("20s", None, None) == 20
 
 
 def test_bash_completes_verbs_options_and_tables() -> None:

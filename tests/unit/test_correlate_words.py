@@ -301,6 +301,7 @@ def test_a_symptom_is_reported_by_its_impact(made: Episode, reported: str) -> No
 
 def test_each_symptom_is_in_the_table() -> None:
     assert {made.symptom for made, _ in SENTENCES} == {*symptoms()}
+    assert not [sentence for _, sentence in SENTENCES if sentence.startswith(("Who ", "What "))]
 
 
 @pytest.mark.parametrize(

@@ -125,13 +125,18 @@ def test_its_fields_name_the_host_the_culprit_and_where_they_ran(monkeypatch: py
     batch = finding(b"a", "open")
     batch.rows["culprit_pid"], batch.rows["culprit_comm"] = 7, b"chronyd"
     batch.rows["pod"], batch.rows["culprit_unit"] = b"api-7c9d", b"chrony.service"
+    batch.rows["container_id"], batch.rows["culprit_container_id"] = b"4f1d", b"9b22"
     log = FindingLog(lambda t_ns: t_ns)
     log.offer(batch)
     log.offer(finding(b"b", "open"))
-    shown = [{name: it for name, it in one.items() if name.startswith(("culprit", "pod", "host"))} for one in output]
+    shown = [
+        {name: it for name, it in one.items() if name.startswith(("culprit", "pod", "host", "container"))}
+        for one in output
+    ]
     here = {"host": socket.gethostname()}
     culprit = {"culprit_comm": "chronyd", "culprit_pid": 7, "culprit_unit": "chrony.service"}
-    assert shown == [{**here, **culprit, "pod": "api-7c9d"}, here]
+    containers = {"container_id": "4f1d", "culprit_container_id": "9b22"}
+    assert shown == [{**here, **culprit, "pod": "api-7c9d", **containers}, here]
 
 
 def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from click.testing import CliRunner, Result
 
 from agent.batch import make
 from agent.cli.main import cli
+from agent.cli.report_read import ReportSpan, bounds
 from agent.common.host import boot_id as this_boot
 from agent.store.hot import HotStore
+from agent.store.sources import opened
 from tests.replayed import filled
 
 #: A consumer rejects a message again and again; a step of the wall clock by 5.69 s back.
@@ -94,6 +97,43 @@ def test_a_curve_does_not_fold_over_a_clock_step(stores: dict[str, Path], tmp_pa
     assert curve["values"][0] == 0 and curve["values"][-1] == pytest.approx(-5.691e9, rel=1e-3)
     walls = [wall for _, wall in made["wall"]]
     assert min(np.diff(walls)) == pytest.approx(-5.691, abs=0.001)
+
+
+def test_commands_of_a_time_in_which_the_wall_clock_went_back_find_its_rows(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "step.html"
+    store = str(stores[STEP])
+    assert run("--since", "boot+0", "-o", str(out), "--store", store).exit_code == 0
+    made = document(out)
+    (jump,) = made["jumps"]
+    at_ns = int((made["from_boot_s"] + jump["t"]) * 1e9)
+    with opened(store, ["clock_offset", "clock_change"], None, None) as source:
+        its = bounds(source, ReportSpan(made["boot_id"], at_ns - 2_000_000_000, at_ns + 1_000_000_000))
+    assert "boot+" in its
+    asked = CliRunner().invoke(cli, ["query", "clock_change", *its.split(), "-o", "json", "--store", store])
+    assert asked.exit_code == 0, asked.output
+    assert len(json.loads(asked.stdout)["rows"]) >= 1
+
+
+def test_a_curve_has_the_smallest_and_the_largest_value_of_each_interval(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "time.html"
+    store = str(stores[POISON])
+    assert run("--since", "boot+0", "-o", str(out), "--store", store).exit_code == 0
+    panel = next(panel for panel in document(out)["panels"] if panel["table"] == "tcp_rtt")
+    asked = CliRunner().invoke(
+        cli, [*shlex.split(panel["command"])[1:], "-o", "json", "--limit", "0", "--store", store]
+    )
+    rows = json.loads(asked.stdout)["rows"]
+    for curve in panel["curves"]:
+        mine = [row for row in rows if curve["name"] in (row["peer"], f"clients of port {row['sport']}")]
+        for low, high in zip(curve["least"], curve["values"], strict=True):
+            assert (low is None and high is None) or low <= high
+        assert min(low for low in curve["least"] if low is not None) == min(
+            row["rtt_min_us"] for row in mine if row["rtt_min_us"] is not None
+        )
 
 
 def test_the_file_loads_nothing(stores: dict[str, Path], tmp_path: Path) -> None:

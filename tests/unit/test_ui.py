@@ -96,6 +96,8 @@ def test_only_what_has_a_name(server: UiServer) -> None:
     assert any("lab:api-tls" in name for name in names)
     assert not any("redis" in name for name in names)
     assert made["findings"] == []
+    made = document(server, "length=900&words=lab-api-redis-f")  # a process
+    assert {"tcp_rtt", "limiter_decision"} <= {panel["table"] for panel in made["panels"]}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,12 @@
             rows[row] = at + wide;
             if (row < 4) draw.fillText(label, at, top + (12 + 13 * row) * ratio);
           }
+          panel.curves.forEach((curve, at) => {
+            if (!curve.range) return;
+            const [low, high] = curve.range.map((value) => plot.valToPos(value, "y", true));
+            draw.fillStyle = colour("--c" + (at % COLOURS)) + "22";
+            draw.fillRect(left, high, width, Math.max(low - high, ratio));
+          });
           draw.strokeStyle = colour("--soft");
           draw.setLineDash([2 * ratio, 4 * ratio]);
           for (const curve of usual) {
@@ -150,7 +156,8 @@
     const values = panel.curves.map((curve, at) => {
       const shown = element("b");
       const usual = curve.usual !== undefined && curve.usual !== null
-        ? element("span", { class: "soft" }, " usually " + valueText(curve.usual, panel.unit)) : null;
+        ? element("span", { class: "soft" }, " usually " + valueText(curve.usual, panel.unit))
+        : curve.range ? element("span", { class: "soft" }, " before " + curve.range.map((value) => valueText(value, panel.unit)).join(" to ")) : null;
       return { shown, line: element("li", {}, element("i", { class: "k" + (at % COLOURS) }), curve.name || panel.title, " ", shown, usual) };
     });
     const place = element("div", { class: "plot", role: "img", "aria-label": summary(panel) });
@@ -170,6 +177,13 @@
     }));
     const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { stroke: () => colour("--grid") } };
     const data = [times, ...panel.curves.map((curve) => panel.style === "bars" ? curve.values.map((value) => value === null ? 0 : value) : curve.values)];
+    const bands = [];
+    panel.curves.forEach((curve, at) => {
+      if (!curve.least) return;
+      bands.push({ series: [at + 1, data.length], fill: () => colour("--c" + (at % COLOURS)) + "33" });
+      data.push(curve.least);
+      series.push({ width: 0, points: { show: false }, spanGaps: true });
+    });
     const plot = new uPlot({
       width: 600,
       height: PLOT_HEIGHT,
@@ -177,10 +191,11 @@
       cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false }, y: false },
       scales: { x: { time: false, range: () => view }, y: log ? { distr: 3, range: () => decades(panel) } : { range: (_, low, high) => range(low, high, panel) } },
       axes: [
-        { ...axis, space: 110, values: (self, ticks) => ticks.map((t) => timeText(t, tickDigits(ticks))) },
+        { ...axis, space: 110, splits: (self, at, low, high, step) => splits(low, high, step), values: (self, ticks) => ticks.map((t) => timeText(t, tickDigits(ticks))) },
         { ...axis, size: LEFT, space: 32, ...(log ? { splits: () => powers(panel) } : {}), values: (self, ticks) => ticks.map((value) => value === null ? "" : valueText(value, panel.unit)) },
       ],
       series: [{}, ...series],
+      bands,
       hooks: {
         setSelect: [(self) => {
           if (self.select.width > 4)
@@ -190,7 +205,9 @@
         setCursor: [(self) => {
           const at = self.cursor.idx;
           values.forEach((value, curve) => {
-            value.shown.textContent = at === null || at === undefined ? "" : valueText(panel.curves[curve].values[at], panel.unit);
+            const { values, least } = panel.curves[curve];
+            const low = at !== null && at !== undefined && least && least[at] !== values[at] ? valueText(least[at], panel.unit) + " to " : "";
+            value.shown.textContent = at === null || at === undefined ? "" : low + valueText(values[at], panel.unit);
           });
           if (self.cursor.event || self.cursor.left >= 0) showCursor(at === null || at === undefined ? null : self.data[0][at]);
         }],
@@ -224,6 +241,13 @@
     const usual = panel.curves.map((curve) => curve.usual).filter((value) => typeof value === "number");
     const bottom = Math.min(0, low === null ? 0 : low, ...usual), highest = Math.max(0, high === null ? 1 : high, ...usual), top = highest > bottom ? highest : bottom + 1;
     return [bottom < 0 ? bottom - (top - bottom) * 0.08 : 0, top + (top - bottom) * 0.08];
+  }
+
+  // Ticks stand on whole intervals of the clock that is shown.
+  function splits(low, high, step) {
+    const start = (clock === "boot" ? null : wall(low)) ?? made.from_boot_s + low, found = [];
+    for (let t = low + (Math.ceil(start / step) * step - start); t <= high; t += step) found.push(t);
+    return found;
   }
 
   const tickDigits = (ticks) => ticks.length > 1 && ticks[1] - ticks[0] < 1 ? (ticks[1] - ticks[0] < 0.1 ? 2 : 1) : 0;
