@@ -219,7 +219,8 @@ RULES = (
         "critical",
         "clock",
         "Limiter {{ $labels.rate_limiting_limiter_id }} ({{ $labels.process_executable_name }}) on"
-        " {{ or $labels.host_name $labels.instance }} refuses requests because the clock jumped {{ $labels.direction }}",
+        " {{ or $labels.host_name $labels.instance }} refuses requests because the clock jumped"
+        " {{ $labels.direction }}",
         "{{ $value | humanize }} requests were refused in 5 minutes that would have been admitted without the jump."
         "{{ if $labels.tickscope_cause }} " + _BECAUSE + "{{ end }}",
         "tickscope limiters replay --jump last",
@@ -344,7 +345,8 @@ RULES = (
         ),
         "warning",
         "tickscope",
-        "tickscope on {{ or $labels.host_name $labels.instance }} cannot send findings to {{ $labels.tickscope_receiver }}",
+        "tickscope on {{ or $labels.host_name $labels.instance }} cannot send findings to"
+        " {{ $labels.tickscope_receiver }}",
         "Who relies on this receiver does not learn of findings. Those that were dropped are in the store only.",
         "tickscope status",
         "5m",
