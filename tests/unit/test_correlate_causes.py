@@ -15,6 +15,7 @@ from tests.unit.correlate_scenarios import (
     APP_PID,
     MS,
     PEER,
+    REDIS,
     REDIS_PID,
     START,
     T0,
@@ -54,6 +55,33 @@ def test_cause_is_found(scenario: Callable[[], Host]) -> None:
         assert found[0]["cause_detail"] == "fsync"
     if scenario is not clock_step:
         assert all(c["cause"] not in ("clock_step", "leap") for c in found[0]["causes"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_decisions_that_wait_for_one_connection_wait_for_its_server(longer: bool) -> None:
+    """A pool of one: each waits for those before it, and then for the server; only that wait is a call to a peer."""
+
+    def stall(host: Host) -> None:
+        for n in range(13):
+            its = {"pid": APP_PID, "tid": 100 + n, "comm": b"python3", "t_ns": T0 + 30 * S + (n + 1) * 100 * MS}
+            host.add("limiter_decision", **its, limiter_id=b"api", library=b"own", duration_ns=(n + 1) * 100 * MS)
+            wait = {"kind": "waiting", "syscall": b"recvfrom", "fd_type": b"socket", "peer": REDIS}
+            host.add("slow_syscall", **its, **wait, duration_ns=99 * MS, blocked_ns=99 * MS, run_queue_ns=0)
+        usual = MS if longer else 99 * MS
+        host.add(
+            "syscall_latency",
+            t_ns=T0 + np.arange(60) * S,
+            pid=APP_PID,
+            comm=b"python3",
+            basis="blocked",
+            kind="waiting",
+            peer=REDIS,
+            interval_ns=S,
+            max_ns=np.where(np.arange(60) == 31, 99 * MS, usual),
+        )
+
+    (found,) = latest(run(around_stall(stall), UNTIL))
+    assert (found["cause"] == "broker_slow") == longer, found["sentence"]
 
 
 @pytest.mark.parametrize(
