@@ -20,9 +20,9 @@ BPF_TABLE("array", u32, struct syscalls_event, syscalls_blank, 1);	/* initial va
 
 static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
 {
-	struct syscalls_key k = {.pid = t->tgid, .nr = t->nr, .basis = SYSCALLS_BLOCKED, .kind = t->kind, .peer_port = t->peer_port};
+	struct syscalls_key k = {.pid = t->tgid, .nr = t->now.nr, .basis = SYSCALLS_BLOCKED, .kind = t->now.kind, .peer_port = t->now.peer_port};
 	struct control *c = get_control();
-	__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
+	__builtin_memcpy(k.peer_addr, t->now.peer_addr, 16);
 	struct syscalls_value *v = syscalls_element(task, &k, c ? c->slot : 0);
 	if (!v)
 		return;
@@ -92,30 +92,19 @@ static __always_inline void syscalls_done(struct syscalls_event *e, u64 now)
 
 static __always_inline void syscalls_remember(struct syscalls_thread *t, void *task, u64 in_ns)
 {
-	struct syscalls_wait *w = &t->last;
-	w->from_ns = t->call_ns;
-	w->to_ns = in_ns;
-	w->cpu_ns = syscalls_cpu_of(task);
-	w->sock_id = t->sock_id ? t->sock_id : UNKNOWN64;
-	w->waker_awake_ns = t->waker_awake_ns;
-	w->waker_cpu_ns = t->waker_cpu_ns;
-	w->nr = t->nr;
-	w->fd = t->inode_type ? t->fd : UNKNOWN32;
-	w->waker_pid = t->waker_pid;
-	w->waker_tid = t->waker_tid;
-	w->peer_port = t->peer_port;
-	w->inode_type = t->inode_type;
-	w->reported = t->kind == SYSCALLS_SLOW || syscalls_watched.lookup(&t->tgid);
-	__builtin_memcpy(w->peer_addr, t->peer_addr, sizeof(w->peer_addr));
-	__builtin_memcpy(w->waker_comm, t->waker_comm, sizeof(w->waker_comm));
+	t->last = t->now;
+	t->last_from_ns = t->call_ns;
+	t->last_to_ns = in_ns;
+	t->last_cpu_ns = syscalls_cpu_of(task);
+	t->last_reported = t->now.kind == SYSCALLS_SLOW || syscalls_watched.lookup(&t->tgid);
 }
 
-/* The last long wait of the current thread, which ends one of a watched process. */
-static __always_inline void syscalls_recall(struct syscalls_wait *w, void *task)
+/* Reports the last long wait of the current thread, which ends one of a watched process. */
+static __always_inline void syscalls_recall(struct syscalls_thread *t, void *task)
 {
-	if (w->reported)
+	if (t->last_reported)
 		return;
-	w->reported = 1;
+	t->last_reported = 1;
 	if (over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
 		lose(LOST_syscalls_shares);
 		return;
@@ -126,25 +115,12 @@ static __always_inline void syscalls_recall(struct syscalls_wait *w, void *task)
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));
-	fill_proc(&e->proc, task);
-	e->t_ns = w->to_ns;
-	e->duration_ns = w->to_ns - w->from_ns;
-	e->blocked_ns = e->run_queue_ns = e->ret = e->goroutine = e->holder_start_ns = e->written_bytes = UNKNOWN64;
-	e->sock_id = w->sock_id;
-	e->inode_type = w->inode_type;
-	e->waker_awake_ns = w->waker_awake_ns;
-	e->waker_cpu_ns = w->waker_cpu_ns;
-	e->nr = w->nr;
-	e->fd = w->fd;
+	syscalls_describe(e, task, &t->last);
+	e->t_ns = t->last_to_ns;
+	e->duration_ns = t->last_to_ns - t->last_from_ns;
+	e->blocked_ns = e->run_queue_ns = e->holder_start_ns = e->written_bytes = UNKNOWN64;
 	e->holder_pid = UNKNOWN32;
-	e->waker_pid = w->waker_pid;
-	e->waker_tid = w->waker_tid;
-	e->peer_port = w->peer_port;
-	e->kind = SYSCALLS_WAITING;
 	e->basis = SYSCALLS_BLOCKED;
-	e->frozen = UNKNOWN8;
-	__builtin_memcpy(e->peer_addr, w->peer_addr, sizeof(e->peer_addr));
-	__builtin_memcpy(e->waker_comm, w->waker_comm, sizeof(e->waker_comm));
 	syscalls_events.ringbuf_submit(e, syscalls_events_flags());
 }
 
@@ -158,13 +134,13 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 	syscalls_count(task, t, total - run_queue, run_queue);
 	if (in_ns - t->call_ns >= SYSCALLS_LONG_NS)
 		syscalls_remember(t, task, in_ns);
-	if (tune->full && t->kind == SYSCALLS_SLOW)
+	if (tune->full && t->now.kind == SYSCALLS_SLOW)
 		return;
-	if (in_ns - t->call_ns < (t->kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
+	if (in_ns - t->call_ns < (t->now.kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
 		return;
 	u64 goroutine = UNKNOWN64;
-	bool shared = t->kind == SYSCALLS_SLOW;	/* users' programs decide how many there are */
-	if (t->kind == SYSCALLS_WAITING) {
+	bool shared = t->now.kind == SYSCALLS_SLOW;	/* users' programs decide how many there are */
+	if (t->now.kind == SYSCALLS_WAITING) {
 		bool wanted = false;
 #ifdef LIMITER_OPEN
 		u64 *open = limiter_open.lookup(&tid);
@@ -244,7 +220,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		return;
 	u64 hash = call_hash(regs);
 	if (tid == tune->calibrate_tid) {
-		if (nr == tune->calibrate_nr && t && t->nr == nr)
+		if (nr == tune->calibrate_nr && t && t->now.nr == nr)
 			tune->flags_again &= ti;
 		else if (nr != tune->calibrate_nr)
 			tune->flags_first |= ti;
@@ -264,9 +240,9 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
-		t->waker_pid = t->waker_tid = UNKNOWN32;
-		t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
-		t->fuse = 0;
+		t->now.waker_pid = t->now.waker_tid = UNKNOWN32;
+		t->now.waker_awake_ns = t->now.waker_cpu_ns = UNKNOWN64;
+		t->now.fuse = 0;
 	}
 #ifdef LIMITER_OPEN
 	t->goroutine = LOAD_REG(regs, CALL_GOROUTINE);
@@ -293,7 +269,7 @@ static __always_inline void syscalls_in(void *task, u64 now, struct syscalls_ran
 	t->ready_ns = 0;
 #ifdef DNS_OPEN
 	if (t->off_ns && t->dns_sk)
-		dns_waited(task, tid, (void *)t->dns_sk, t->peer_addr, t->off_ns, now);
+		dns_waited(task, tid, (void *)t->dns_sk, t->now.peer_addr, t->off_ns, now);
 #endif
 	if (t->off_ns && tune)
 		syscalls_back(t, tune, task, tid, now);
@@ -323,27 +299,27 @@ static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
 	if (class && (*class == SYSCALLS_POLLS || *class == SYSCALLS_IS_IDLE))
 		return;
 	if (class && (*class == SYSCALLS_WRITES_FD || *class == SYSCALLS_BY_FD))	/* write, or splice */
-		t->fuse = syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG1)) || syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG3));
+		t->now.fuse = syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG1)) || syscalls_is_fuse(task, LOAD_REG(regs, CALL_ARG3));
 	u64 waker = bpf_get_current_pid_tgid();
 	u32 tid = waker;
-	t->waker_pid = waker >> 32;
-	t->waker_tid = tid;
-	t->waker_awake_ns = t->waker_cpu_ns = UNKNOWN64;
-	bpf_get_current_comm(t->waker_comm, sizeof(t->waker_comm));
+	t->now.waker_pid = waker >> 32;
+	t->now.waker_tid = tid;
+	t->now.waker_awake_ns = t->now.waker_cpu_ns = UNKNOWN64;
+	bpf_get_current_comm(t->now.waker_comm, sizeof(t->now.waker_comm));
 	struct syscalls_thread *by = syscalls_threads.lookup(&tid);
-	bool waited = by && by->last.to_ns;
-	u64 since = waited ? by->last.to_ns : syscalls_begun(task);
+	bool waited = by && by->last_to_ns;
+	u64 since = waited ? by->last_to_ns : syscalls_begun(task);
 	if (!since || now < since)
 		return;
-	t->waker_awake_ns = now - since;
-	t->waker_cpu_ns = syscalls_cpu_of(task) - (waited ? by->last.cpu_ns : 0);
+	t->now.waker_awake_ns = now - since;
+	t->now.waker_cpu_ns = syscalls_cpu_of(task) - (waited ? by->last_cpu_ns : 0);
 	if (!waited)
 		return;
-	if (now - t->call_ns < SYSCALLS_LONG_NS || by->last.to_ns <= t->call_ns || !syscalls_watched.lookup(&t->tgid))
+	if (now - t->call_ns < SYSCALLS_LONG_NS || by->last_to_ns <= t->call_ns || !syscalls_watched.lookup(&t->tgid))
 		return;
 	/* a wait for work began before the one that the work ends; who does not take what is written waits for none */
-	if (t->kind == SYSCALLS_SLOW || by->last.from_ns + SYSCALLS_SLOW_NS > t->call_ns)
-		syscalls_recall(&by->last, task);
+	if (t->now.kind == SYSCALLS_SLOW || by->last_from_ns + SYSCALLS_SLOW_NS > t->call_ns)
+		syscalls_recall(by, task);
 }
 
 int syscalls_on_waking(struct bpf_raw_tracepoint_args *ctx)

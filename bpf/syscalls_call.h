@@ -96,24 +96,23 @@ static __always_inline u64 syscalls_events_flags(void)
 	return wake_each(LOST_syscalls_events, RING_QUARTER(SYSCALLS_PAGES, struct syscalls_event));
 }
 
-/* The last long wait of a thread, as it is reported if the thread then ends a long wait of a watched process. */
+/* What a call waits for, and who ended that. */
 struct syscalls_wait {
-	u64 from_ns;
-	u64 to_ns;
-	u64 cpu_ns;		/* CPU time of the thread up to its end */
 	u64 sock_id;
-	u64 waker_awake_ns;
-	u64 waker_cpu_ns;
+	u64 waker_awake_ns;	/* how long ago the last long wait of the waker's thread ended, or the thread began */
+	u64 waker_cpu_ns;	/* its CPU time since then */
 	u32 nr;
 	u32 fd;
-	u32 waker_pid;
+	u32 waker_pid;		/* the process whose call woke it from the last long block of this call; UNKNOWN32: none */
 	u32 waker_tid;
-	u16 peer_port;
-	u8 inode_type;
-	u8 reported;
-	u32 pad;
-	u8 peer_addr[16];
 	char waker_comm[16];
+	u8 peer_addr[16];
+	u16 peer_port;
+	u8 kind;
+	u8 inode_type;
+	u8 frozen;
+	u8 fuse;
+	u8 pad[2];
 };
 
 struct syscalls_thread {
@@ -125,29 +124,21 @@ struct syscalls_thread {
 	u64 blocked_ns;		/* in the current call */
 	u64 run_queue_ns;
 	u64 enter_ns;		/* of the timed call in which the thread left its CPU */
-	u64 sock_id;
 	u64 goroutine;		/* Go: the blocking one */
 	u64 wrote;		/* bytes, at the last switch-out within a call */
 	u64 wrote_before;	/* ... in the call before this one */
 	u64 dns_sk;		/* the socket, if its peer is a name server */
-	u64 waker_awake_ns;	/* how long ago the last long wait of the waker's thread ended, or the thread began */
-	u64 waker_cpu_ns;	/* its CPU time since then */
-	u32 tgid;
-	u32 nr;
-	u32 fd;
-	u32 enter_nr;
-	u32 waker_pid;		/* the process whose call woke it from the last long block of this call; UNKNOWN32: none */
-	u32 waker_tid;
-	char waker_comm[16];
-	u16 peer_port;
-	u8 kind;
-	u8 inode_type;
-	u8 pending;
-	u8 frozen;
-	u8 fuse;
-	u8 pad[1];
-	u8 peer_addr[16];
+	struct syscalls_wait now;
+	/* The last long wait, which is reported if the thread then ends a long wait of a watched process. */
 	struct syscalls_wait last;
+	u64 last_from_ns;
+	u64 last_to_ns;
+	u64 last_cpu_ns;	/* CPU time of the thread up to its end */
+	u32 tgid;
+	u32 enter_nr;
+	u8 pending;
+	u8 last_reported;
+	u8 pad[6];
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
 BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* initial value */

@@ -11,49 +11,49 @@ BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
 static __always_inline void syscalls_inspect(struct syscalls_thread *t, void *task, u32 fd)
 {
 	void *file = file_of(task, fd);
-	t->inode_type = SYSCALLS_FD_NONE;
+	t->now.inode_type = SYSCALLS_FD_NONE;
 	if (!file)
 		return;
 	switch (mode_of(file) & 0170000) {
-	case 0100000: t->inode_type = SYSCALLS_FD_FILE; return;
-	case 0040000: t->inode_type = SYSCALLS_FD_DIR; return;
-	case 0060000: t->inode_type = SYSCALLS_FD_BLOCK; return;
-	case 0020000: t->inode_type = SYSCALLS_FD_CHAR; return;
-	case 0010000: t->inode_type = SYSCALLS_FD_PIPE; return;
-	case 0: t->inode_type = SYSCALLS_FD_ANON; return;
+	case 0100000: t->now.inode_type = SYSCALLS_FD_FILE; return;
+	case 0040000: t->now.inode_type = SYSCALLS_FD_DIR; return;
+	case 0060000: t->now.inode_type = SYSCALLS_FD_BLOCK; return;
+	case 0020000: t->now.inode_type = SYSCALLS_FD_CHAR; return;
+	case 0010000: t->now.inode_type = SYSCALLS_FD_PIPE; return;
+	case 0: t->now.inode_type = SYSCALLS_FD_ANON; return;
 	case 0140000: break;
 	default: return;
 	}
-	t->inode_type = SYSCALLS_FD_SOCKET;
+	t->now.inode_type = SYSCALLS_FD_SOCKET;
 	void *sk = sock_of(file);
 	u16 family = 0, port = 0;
 	GET(family, sk, sock_common, skc_family);
 	GET(port, sk, sock_common, skc_dport);
 	if (family == 2) {
-		GET(*(u32 *)(t->peer_addr + 12), sk, sock_common, skc_daddr);
-		t->peer_addr[10] = t->peer_addr[11] = 0xff;
+		GET(*(u32 *)(t->now.peer_addr + 12), sk, sock_common, skc_daddr);
+		t->now.peer_addr[10] = t->now.peer_addr[11] = 0xff;
 	} else if (family == 10) {
-		bpf_probe_read_kernel(t->peer_addr, 16, ADDR(sk, sock_common, skc_v6_daddr));
+		bpf_probe_read_kernel(t->now.peer_addr, 16, ADDR(sk, sock_common, skc_v6_daddr));
 #if defined(UNIX_PEERS) && HAS_unix_sock__addr && HAS_unix_sock__peer
 	} else if (family == UNIX_FAMILY) {
 		void *other = PTR(sk, unix_sock, peer), *address = other ? unix_address_of(other) : 0;
 		u16 type = 0;
 		GET(type, sk, sock, sk_type);
 		if (address && type == UNIX_STREAM)	/* the other end is a server's */
-			t->peer_port = unix_peer_of(t->peer_addr, unix_id(other, address));
+			t->now.peer_port = unix_peer_of(t->now.peer_addr, unix_id(other, address));
 		return;
 #endif
 	} else {
 		return;
 	}
-	t->peer_port = __builtin_bswap16(port);
-	if (!t->peer_port)
-		__builtin_memset(t->peer_addr, 0, 16);
+	t->now.peer_port = __builtin_bswap16(port);
+	if (!t->now.peer_port)
+		__builtin_memset(t->now.peer_addr, 0, 16);
 #ifdef DNS_OPEN
-	if (t->peer_port == DNS_PORT)
+	if (t->now.peer_port == DNS_PORT)
 		t->dns_sk = (u64)sk;
 #endif
-	GET(t->sock_id, sk, sock_common, skc_cookie);
+	GET(t->now.sock_id, sk, sock_common, skc_cookie);
 }
 
 #define SYSCALLS_FUSE (10 << 20 | 229)	/* number of the device /dev/fuse, as the kernel has it */
@@ -83,23 +83,23 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 	u32 fd = arg1;
 	u64 *class = syscalls_class.lookup(&nr);
 	u64 is = class ? *class : SYSCALLS_IS_SLOW;	/* numbers beyond the table */
-	t->peer_port = 0;
-	t->sock_id = t->dns_sk = 0;
-	t->frozen = UNKNOWN8;
-	__builtin_memset(t->peer_addr, 0, 16);
-	t->nr = nr;
-	t->kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
-	t->inode_type = SYSCALLS_FD_NONE;
+	t->now.peer_port = 0;
+	t->now.sock_id = t->dns_sk = 0;
+	t->now.frozen = UNKNOWN8;
+	__builtin_memset(t->now.peer_addr, 0, 16);
+	t->now.nr = nr;
+	t->now.kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
+	t->now.inode_type = SYSCALLS_FD_NONE;
 	if (is < SYSCALLS_BY_FD || is == SYSCALLS_IS_IDLE)
 		return;
 	if (is == SYSCALLS_POLLS && (arg2 != 1 || bpf_probe_read_user(&fd, sizeof(fd), (void *)arg1)))
 		return;	/* one descriptor, as for a read with a timeout */
-	t->fd = fd;
+	t->now.fd = fd;
 	syscalls_inspect(t, task, fd);
-	if (t->inode_type == SYSCALLS_FD_FILE || t->inode_type == SYSCALLS_FD_DIR)
-		t->frozen = syscalls_frozen(file_of(task, fd));
-	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
-		t->kind = SYSCALLS_WAITING;
+	if (t->now.inode_type == SYSCALLS_FD_FILE || t->now.inode_type == SYSCALLS_FD_DIR)
+		t->now.frozen = syscalls_frozen(file_of(task, fd));
+	if (is == SYSCALLS_BY_FD && t->now.inode_type != SYSCALLS_FD_FILE && t->now.inode_type != SYSCALLS_FD_DIR && t->now.inode_type != SYSCALLS_FD_BLOCK)
+		t->now.kind = SYSCALLS_WAITING;
 }
 
 /* A file's name and disk. */
@@ -114,32 +114,37 @@ static __always_inline void syscalls_name_file(struct syscalls_event *e, void *f
 		bpf_probe_read_kernel_str(e->device, sizeof(e->device), ADDR(disk, gendisk, disk_name));
 }
 
-/* All but its time, duration, basis and result. */
+static __always_inline void syscalls_describe(struct syscalls_event *e, void *task, struct syscalls_wait *w)
+{
+	fill_proc(&e->proc, task);
+	e->ret = e->goroutine = UNKNOWN64;
+	e->sock_id = w->sock_id ? w->sock_id : UNKNOWN64;
+	e->inode_type = w->inode_type;
+	e->nr = w->nr;
+	e->fd = w->inode_type ? w->fd : UNKNOWN32;
+	__builtin_memcpy(e->peer_addr, w->peer_addr, sizeof(e->peer_addr));
+	e->peer_port = w->peer_port;
+	e->kind = w->kind;
+	e->frozen = w->frozen;
+	e->fuse = w->fuse;
+	e->waker_pid = w->waker_pid;
+	e->waker_tid = w->waker_tid;
+	e->waker_awake_ns = w->waker_awake_ns;
+	e->waker_cpu_ns = w->waker_cpu_ns;
+	__builtin_memcpy(e->waker_comm, w->waker_comm, sizeof(e->waker_comm));
+}
+
+/* The current wait; all but its time, duration and basis. */
 static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u32 tid)
 {
 	u64 wrote = SYSCALLS_WROTE(GET, task);
-	fill_proc(&e->proc, task);
+	syscalls_describe(e, task, &t->now);
 	e->blocked_ns = t->blocked_ns;
 	e->run_queue_ns = t->run_queue_ns;
-	e->ret = e->goroutine = UNKNOWN64;
-	e->sock_id = t->sock_id ? t->sock_id : UNKNOWN64;
-	e->inode_type = t->inode_type;
-	e->nr = t->nr;
-	e->fd = t->inode_type ? t->fd : UNKNOWN32;
-	__builtin_memcpy(e->peer_addr, t->peer_addr, 16);
-	e->peer_port = t->peer_port;
-	e->kind = t->kind;
-	e->frozen = t->frozen;
-	e->fuse = t->fuse;
-	e->waker_pid = t->waker_pid;
-	e->waker_tid = t->waker_tid;
-	e->waker_awake_ns = t->waker_awake_ns;
-	e->waker_cpu_ns = t->waker_cpu_ns;
-	__builtin_memcpy(e->waker_comm, t->waker_comm, sizeof(e->waker_comm));
 	e->written_bytes = wrote == UNKNOWN64 ? wrote : wrote - t->wrote_before;
 	__builtin_memset(e->fd_name, 0, sizeof(e->fd_name));
 	__builtin_memset(e->device, 0, sizeof(e->device));
-	if (t->inode_type == SYSCALLS_FD_ANON || t->inode_type == SYSCALLS_FD_FILE || t->inode_type == SYSCALLS_FD_DIR)
-		syscalls_name_file(e, file_of(task, t->fd));
+	if (e->inode_type == SYSCALLS_FD_ANON || e->inode_type == SYSCALLS_FD_FILE || e->inode_type == SYSCALLS_FD_DIR)
+		syscalls_name_file(e, file_of(task, t->now.fd));
 	syscalls_name_holder(e, t, tid);
 }

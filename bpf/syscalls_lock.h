@@ -184,7 +184,7 @@ int syscalls_on_posix(struct bpf_raw_tracepoint_args *ctx)
 static __always_inline void syscalls_name_holder(struct syscalls_event *e, struct syscalls_thread *t, u32 tid)
 {
 	struct syscalls_holder *h = syscalls_holders.lookup(&tid);
-	bool sleeps = t->kind == SYSCALLS_WAITING && !t->inode_type;
+	bool sleeps = t->now.kind == SYSCALLS_WAITING && !t->now.inode_type;
 	bool refused = h && h->refused_ns && sleeps && t->call_ns - h->refused_ns < SYSCALLS_RETRY_NS;
 	bool its = refused || (h && !h->refused_ns && h->regs == t->call_regs);
 	e->holder_pid = its ? h->pid : UNKNOWN32;

@@ -130,7 +130,7 @@ static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u
 		t->blocked_ns = t->run_queue_ns = t->call_regs = 0;
 	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? REG_ADDR(regs, CALL_ARG1) : REG_ADDR(regs, COMPAT_ARG1));
 	syscalls_classify(t, task, nr, first, 0);
-	if (t->kind == SYSCALLS_WAITING)
+	if (t->now.kind == SYSCALLS_WAITING)
 		return;
 	struct syscalls_event *e = syscalls_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
