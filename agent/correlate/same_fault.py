@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.common.address import peer_of
 from agent.common.fairness import UpperBound
 from agent.correlate.answered import chain, is_about_answers
 from agent.correlate.backlog import RATES, made_up
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.rows import groups, known
+from agent.correlate.served import UNANSWERED, blamed
 from agent.correlate.thresholds import SECOND
 from agent.tables import TABLES
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Terminations of a process, and their effects on others.
 _TERMINATION_CAUSES = frozenset(("process_stopped", "process_killed", "process_restarted"))
-_IMPACT_CAUSES = frozenset(("broker_slow", "broker_down", "peer_stopped"))
 _SLACK_NS = SECOND
 _AFTER_NS = 2 * SECOND  # the impact lasts that much longer if clients retry
 _BEGUN_NS = 50_000_000  # times of answers are in ticks
@@ -51,23 +50,6 @@ BOUNDS = (
 )
 
 
-def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
-    """The processes of this host that it blames: those named, and the current and earlier servers of the address."""
-    pids = {*verdict.blamed, *([verdict.culprit.pid] if verdict.culprit.pid is not None else ())}
-    if verdict.cause in _IMPACT_CAUSES:
-        where, _, netns = verdict.scope.partition(" in ")
-        pids |= _serving(where, int(netns) if netns.isdigit() else None, view, episode)
-    return frozenset(pids)
-
-
-def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set[int]:
-    try:
-        raw = peer_of(where)
-    except ValueError:
-        return set()
-    return {pid for _, pid in view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))}
-
-
 def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool:
     """Whether an episode with this best verdict belongs to the finding. verdict: score 0 if nothing explains it."""
     if found.steps is not None or found.cause.score <= 0 or found.closed or found.merged_into:
@@ -80,14 +62,14 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
         return _is_waiting(found, episode, view) or _piled_up(found, episode, view)
     mine, its = blamed(found.cause, view, found.main), blamed(verdict, view, episode)
     names = {found.cause.cause, verdict.cause}
-    if names & _IMPACT_CAUSES and names <= _TERMINATION_CAUSES | _IMPACT_CAUSES and mine & its:
+    if names & UNANSWERED and names <= _TERMINATION_CAUSES | UNANSWERED and mine & its:
         return True
-    if verdict.cause in _IMPACT_CAUSES and any(_overlaps_late(e, episode) and e.pid in its for e in found.explained()):
+    if verdict.cause in UNANSWERED and any(_overlaps_late(e, episode) and e.pid in its for e in found.explained()):
         return True
-    if found.cause.cause in _IMPACT_CAUSES and _is_late(episode) and episode.pid in mine and _meets(found, episode, 0):
+    if found.cause.cause in UNANSWERED and _is_late(episode) and episode.pid in mine and _meets(found, episode, 0):
         return True
-    if names & _IMPACT_CAUSES and names & _TERMINATION_CAUSES and abs(found.start_ns - episode.start_ns) <= _SLACK_NS:
-        ended, impacted = (mine, its) if verdict.cause in _IMPACT_CAUSES else (its, mine)
+    if names & UNANSWERED and names & _TERMINATION_CAUSES and abs(found.start_ns - episode.start_ns) <= _SLACK_NS:
+        ended, impacted = (mine, its) if verdict.cause in UNANSWERED else (its, mine)
         return bool(set(_asked(impacted, episode, view)) & ended)
     return False
 
@@ -103,7 +85,7 @@ def _is_waiting(found: Finding, episode: Episode, view: View) -> bool:
     """Whether it is about a client of a stopped process, or of one that is late because of that; it must have begun
     meanwhile.
     """
-    if found.cause.cause not in _TERMINATION_CAUSES | _IMPACT_CAUSES or not _is_late(episode):
+    if found.cause.cause not in _TERMINATION_CAUSES | UNANSWERED or not _is_late(episode):
         return False
     if not found.start_ns - _BEGUN_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
         return False

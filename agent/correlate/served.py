@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.address import peer_of
 from agent.correlate.catalogue import dtypes
-from agent.correlate.episode import Episode
+from agent.correlate.episode import Episode, Verdict
 from agent.correlate.rows import as_bytes, start_ticks
 from agent.correlate.view import NO_PEER, View, to_peer
 from agent.tables import TABLES
@@ -34,6 +35,8 @@ READS = {
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")
 _SAME_NS, _OFF_NS = 50_000_000, 20_000_000  # times are in ticks, and may be short by this much
+#: Causes that blame whoever serves the address that they are about.
+UNANSWERED = frozenset(("broker_slow", "broker_down", "peer_stopped"))
 NOTED_NS = 30_000_000_000  # An answer is recorded when the next request comes, or the connection ends.
 
 
@@ -97,3 +100,20 @@ def owing(raw: bytes, netns: int | None, episode: Episode, view: View) -> tuple[
         return None
     row = rows[int(np.argmax(waited))]
     return row["comm"].decode("utf-8", "replace"), int(row["pid"]), int(row["netns"])
+
+
+def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
+    """The processes of this host that it blames: those named, and the current and earlier servers of the address."""
+    pids = {*verdict.blamed, *([verdict.culprit.pid] if verdict.culprit.pid is not None else ())}
+    if verdict.cause in UNANSWERED:
+        where, _, netns = verdict.scope.partition(" in ")
+        pids |= _serving(where, int(netns) if netns.isdigit() else None, view, episode)
+    return frozenset(pids)
+
+
+def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set[int]:
+    try:
+        raw = peer_of(where)
+    except ValueError:
+        return set()
+    return {pid for _, pid in view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))}

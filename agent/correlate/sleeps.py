@@ -28,6 +28,7 @@ READS = {**SYSCALLS, "tcp_rtt": ("netns", "role", "peer", "saddr")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
 _MOST = 0.7  # of a request, from which one wait is the reason for it
+_HELD = 0.5  # of a wait for a thread, from which that thread's own last wait is the reason for it
 _CALLS = 1024  # more than there are
 _THREADS = 4  # of one program that wait for each other
 _READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the request, or another one
@@ -111,15 +112,10 @@ def _whole(episode: Episode) -> np.ndarray:
 def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode), episode)
-    by = blamed(rows)
-    within_program = rows[by == episode.pid]
+    within_program = rows[blamed(rows) == episode.pid]
     if episode.tids:
         rows = rows[np.isin(rows["tid"], [*_with_others(episode.tids, within_program)])]
-        by = blamed(rows)
-    timed, nobody = np.isin(rows["syscall"], [*REQUESTED]), timed_out(rows)
-    if nobody.any() and _alone(episode, view):
-        timed |= nobody
-    rows = rows[(rows["peer"] == NO_PEER) & (timed | ((by > 0) & (by != episode.pid)))]
+    rows, last = _ended(requests, rows, episode, view)
     i, j = inside(requests, rows)
     begun = requests["t_ns"] - requests["duration_ns"]
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
@@ -132,7 +128,7 @@ def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: Vie
     waits = rows["kind"][j] == WAITING
     # What the thread that ended the waits had asked for itself may have begun before.
     late |= np.isin(rows["syscall"], [*REQUESTED])[j] & bool(episode.tids)
-    late &= ~np.isin(by[j], [*clients])
+    late = (late & ~np.isin(by[j], [*clients])) | last[j]
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
     alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
@@ -143,6 +139,33 @@ def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: Vie
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
+
+
+def _ended(requests: np.ndarray, rows: np.ndarray, episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
+    """(those that another process ended, or nobody, as the program asked for the time; which of them are last waits)"""
+    by, timed, nobody = blamed(rows), np.isin(rows["syscall"], [*REQUESTED]), timed_out(rows)
+    if nobody.any() and _alone(episode, view):
+        timed |= nobody
+    others = (by > 0) & (by != episode.pid)
+    last = others & _last(requests, rows) if episode.tids else np.zeros(len(rows), np.bool_)
+    counts = last | ((rows["peer"] == NO_PEER) & (timed | others))
+    return rows[counts], last[counts]
+
+
+def _last(requests: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Which rows are the last waits of their threads before the end of a request, and most of it. Who ended such a wait
+    let the thread go on, also a client: one that is idle in a transaction holds up all who wait for its locks.
+    """
+    i, j = inside(requests, rows)
+    last = np.zeros(len(rows), np.bool_)
+    if len(j):
+        t_ns, begun = rows["t_ns"][j], (requests["t_ns"] - requests["duration_ns"])[i]
+        _, thread = groups([i, rows["tid"][j]])
+        newest = np.zeros(len(j), np.int64)
+        np.maximum.at(newest, thread, t_ns)
+        most = np.minimum(rows["duration_ns"][j], t_ns - begun) >= _HELD * requests["duration_ns"][i]
+        last[j[most & (t_ns == newest[thread])]] = True
+    return last
 
 
 def _known(tids: np.ndarray) -> frozenset[int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.correlate.catalogue import EdgeKind, edges
 from agent.correlate.episode import NOT_ASKED, Episode, Verdict, Waited
-from agent.correlate.served import NOTED_NS
+from agent.correlate.served import NOTED_NS, blamed
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, render, span, text
 
@@ -110,7 +110,8 @@ def further(
             continue
         seen[hop.pid] = None
         there = further(node, view, examine, examine(node, view), seen, (*passed, episode.pid))
-        roots = [v for v in there if v.score >= _NAMED and not _points_back(v, (*passed, episode.pid))]
+        way = {*passed, episode.pid}
+        roots = [v for v in there if v.score >= _NAMED and not way & blamed(v, view, node)]
         who = process(hop.comm, hop.pid)
         if not roots:
             found = [_unexplained(v, who, node, view) if _names(v, hop) else v for v in found]
@@ -151,10 +152,6 @@ def _via(verdict: Verdict, who: str) -> Words:
     if who in str(verdict.words):
         return verdict.words
     return render("{words}; {who} waited for it", words=verdict.words, who=who)
-
-
-def _points_back(verdict: Verdict, passed: tuple[int | None, ...]) -> bool:
-    return verdict.culprit.pid is not None and verdict.culprit.pid in passed
 
 
 def _names(verdict: Verdict, hop: Waited) -> bool:

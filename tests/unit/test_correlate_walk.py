@@ -97,6 +97,20 @@ def test_who_has_the_lock_that_is_tried_again_and_again_is_the_culprit() -> None
     assert f"backup pid {HOLDER_PID} held the lock" in one["sentence"]
 
 
+@pytest.mark.parametrize("peer_of", [b"", peer("127.0.0.1", 51515)], ids=["unix", "tcp"])
+def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks(peer_of: bytes) -> None:
+    """The holder waits for its client, since before the request; that client's next statement ends all waits."""
+    host = chain()
+    asleep(host, SESSION, **LATCH, **HOLDER, waker_tid=HOLDER_PID)
+    its = {"pid": HOLDER_PID, "tid": HOLDER_PID, "comm": b"postgres", "peer": peer_of}
+    psql = {"waker_pid": 866, "waker_comm": b"psql", "waker_tid": 866}
+    asleep(host, its, 32.94, **{**LATCH, "duration_ns": 4200 * MS}, **psql)
+    host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"psql", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", 866), one["sentence"]
+    assert f"postgres pid {HOLDER_PID}" in one["via"]
+
+
 def test_what_happened_to_the_holder_is_the_cause() -> None:
     host = chain()
     asleep(host, SESSION, **LATCH, **HOLDER)
