@@ -159,9 +159,8 @@ def test_a_thousand_slow_clients_keep_nobody_out(server: UiServer) -> None:
 
 @contextlib.contextmanager
 def started(store: Path) -> Iterator[subprocess.Popen[str]]:
-    """The installed one: another user may not be able to read this checkout."""
     verb = [sys.executable, "-c", "from agent.cli.main import main; main()", "ui", "--store", str(store)]
-    with subprocess.Popen([*verb, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, cwd="/") as ui:
+    with subprocess.Popen([*verb, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as ui:
         try:
             yield ui
         finally:
