@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 . deploy/install.sh
 install_for test
 # Some tests give up root, and need this code all the same: where others may not read it (a home directory), it is copied.
-if [ "$(id -u)" = 0 ] && ! setpriv --reuid 65534 --regid 65534 --clear-groups test -r setup.py; then
+if [ "$(id -u)" = 0 ] && ! setpriv --reuid 65534 --regid 65534 --clear-groups test -r "$PWD/setup.py"; then
 	copy=$(mktemp -d /var/tmp/tickscope-tests.XXXXXX)
 	trap 'rm -rf "$copy"' EXIT
 	chmod 755 "$copy"
