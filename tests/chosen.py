@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 OTHER_RELEASES = ("trixie", "3.9.1")
 #: Test -> the parameters with which it runs in CI (fnmatch), or None. No kind of fault is in here alone.
 ONLY_ALL: dict[str, str | None] = {
+    # 120 faults: half an hour
+    "tests/system/test_lab_bench.py::test_the_score_of_fresh_faults_is_that_of_the_kept_ones": None,
     # a root and a package of each Debian release: 10 minutes
     "tests/package/test_debian.py::test_lintian_has_no_errors": None,
     "tests/package/test_debian.py::test_a_host_with_an_installation_by_run_sh_is_refused": None,
@@ -94,6 +96,7 @@ ALONE = (
     "tests/system/test_profile.py",
     "tests/system/test_prometheus.py",  # no finding may open, also not about the programs of other tests
     "tests/system/test_lab.py",
+    "tests/system/test_lab_bench.py",
     "tests/system/test_leaks.py",
     "tests/system/test_silence.py",
 )
