@@ -93,19 +93,20 @@ static __always_inline void syscalls_done(struct syscalls_event *e, u64 now)
 static __always_inline void syscalls_remember(struct syscalls_thread *t, void *task, u64 in_ns)
 {
 	t->last = t->now;
+	fill_proc(&t->last_proc, task);
 	t->last_from_ns = t->call_ns;
 	t->last_to_ns = in_ns;
 	t->last_cpu_ns = syscalls_cpu_of(task);
 	t->last_reported = t->now.kind == SYSCALLS_SLOW || syscalls_watched.lookup(&t->tgid);
 }
 
-/* Reports the last long wait of the current thread, which ends one of a watched process. */
-static __always_inline void syscalls_recall(struct syscalls_thread *t, void *task)
+/* Reports the last long wait of a thread, unless it is reported. */
+static __always_inline void syscalls_recall(struct syscalls_thread *t)
 {
 	if (t->last_reported)
 		return;
 	t->last_reported = 1;
-	if (over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
+	if (over_share(uid_of(current_task()), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
 		lose(LOST_syscalls_shares);
 		return;
 	}
@@ -115,13 +116,36 @@ static __always_inline void syscalls_recall(struct syscalls_thread *t, void *tas
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));
-	syscalls_describe(e, task, &t->last);
+	e->proc = t->last_proc;
+	syscalls_describe(e, &t->last);
 	e->t_ns = t->last_to_ns;
 	e->duration_ns = t->last_to_ns - t->last_from_ns;
 	e->blocked_ns = e->run_queue_ns = e->holder_start_ns = e->written_bytes = UNKNOWN64;
 	e->holder_pid = UNKNOWN32;
 	e->basis = SYSCALLS_BLOCKED;
 	syscalls_events.ringbuf_submit(e, syscalls_events_flags());
+}
+
+/* Whether the last long wait of the thread that ended a wait belongs to it. A wait for work does not: it began before,
+ * and the one who waits ended it, by asking. */
+static __always_inline bool syscalls_belongs(struct syscalls_thread *by, u64 from_ns, u64 to_ns)
+{
+	u64 its_from = by->last_from_ns, its_to = by->last_to_ns;
+	return its_to > from_ns && its_to <= to_ns && (its_from + SYSCALLS_SLOW_NS > from_ns || 2 * (its_to - from_ns) > to_ns - from_ns);
+}
+
+/* Reports what the threads waited for of which each let the next one go on, the last one a watched process. */
+static __always_inline void syscalls_recall_all(struct syscalls_thread *by)
+{
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SYSCALLS_WAKERS; i++) {
+		u64 from_ns = by->last_from_ns, to_ns = by->last_to_ns;
+		u32 tid = by->last.waker_tid;
+		syscalls_recall(by);
+		by = syscalls_threads.lookup(&tid);
+		if (!by || !syscalls_belongs(by, from_ns, to_ns))
+			return;
+	}
 }
 
 /* `task`, switched out within a call, got its CPU back at `in_ns`. */
@@ -317,9 +341,9 @@ static __always_inline void syscalls_woken(struct syscalls_thread *t, u64 now)
 		return;
 	if (now - t->call_ns < SYSCALLS_LONG_NS || by->last_to_ns <= t->call_ns || !syscalls_watched.lookup(&t->tgid))
 		return;
-	/* a wait for work began before the one that the work ends; who does not take what is written waits for none */
-	if (t->now.kind == SYSCALLS_SLOW || by->last_from_ns + SYSCALLS_SLOW_NS > t->call_ns)
-		syscalls_recall(by, task);
+	/* who does not take what is written waits for none */
+	if (t->now.kind == SYSCALLS_SLOW || syscalls_belongs(by, t->call_ns, now))
+		syscalls_recall_all(by);
 }
 
 int syscalls_on_waking(struct bpf_raw_tracepoint_args *ctx)

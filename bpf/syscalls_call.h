@@ -7,6 +7,7 @@
 #ifndef SYSCALLS_WAIT_NS
 #define SYSCALLS_WAIT_NS 1000000
 #endif
+#define SYSCALLS_WAKERS 4	/* threads that waited for each other, of which the last waits are reported */
 #define SYSCALLS_LONG_NS 50000000	/* waits of this length are remembered, one a thread */
 #define SYSCALLS_SLOW_EACH_NS 2000000	/* of a user's slow calls */
 #define SYSCALLS_SLOW_MOST 256
@@ -131,6 +132,7 @@ struct syscalls_thread {
 	struct syscalls_wait now;
 	/* The last long wait, which is reported if the thread then ends a long wait of a watched process. */
 	struct syscalls_wait last;
+	struct proc last_proc;
 	u64 last_from_ns;
 	u64 last_to_ns;
 	u64 last_cpu_ns;	/* CPU time of the thread up to its end */

@@ -114,9 +114,8 @@ static __always_inline void syscalls_name_file(struct syscalls_event *e, void *f
 		bpf_probe_read_kernel_str(e->device, sizeof(e->device), ADDR(disk, gendisk, disk_name));
 }
 
-static __always_inline void syscalls_describe(struct syscalls_event *e, void *task, struct syscalls_wait *w)
+static __always_inline void syscalls_describe(struct syscalls_event *e, struct syscalls_wait *w)
 {
-	fill_proc(&e->proc, task);
 	e->ret = e->goroutine = UNKNOWN64;
 	e->sock_id = w->sock_id ? w->sock_id : UNKNOWN64;
 	e->inode_type = w->inode_type;
@@ -138,7 +137,8 @@ static __always_inline void syscalls_describe(struct syscalls_event *e, void *ta
 static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u32 tid)
 {
 	u64 wrote = SYSCALLS_WROTE(GET, task);
-	syscalls_describe(e, task, &t->now);
+	fill_proc(&e->proc, task);
+	syscalls_describe(e, &t->now);
 	e->blocked_ns = t->blocked_ns;
 	e->run_queue_ns = t->run_queue_ns;
 	e->written_bytes = wrote == UNKNOWN64 ? wrote : wrote - t->wrote_before;

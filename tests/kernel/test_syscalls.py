@@ -399,6 +399,36 @@ def test_what_the_waker_did_before_is_known(attach: Callable[..., object], nap: 
     assert len(its) == nap
 
 
+def test_what_the_wakers_waker_waited_for_is_known(attach: Callable[..., object]) -> None:
+    """Neither is watched; the second one waited since before the first one's wait."""
+    family = Family(attach)
+    passes = "import os; os.read(0, 1); os.write(1, b'x')"
+    napper = subprocess.Popen(
+        [sys.executable, "-c", "import os, time; os.read(0, 1); time.sleep(0.4); os.write(1, b'x'); os.read(0, 1)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    middle = subprocess.Popen([sys.executable, "-c", passes], stdin=napper.stdout, stdout=subprocess.PIPE)
+    waiter = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"], stdin=middle.stdout)
+    assert syscalls.WatchedProcesses(family.family).add(waiter.pid, 50_000_000)
+    time.sleep(0.2 * COARSE)
+    assert napper.stdin
+    napper.stdin.write(b"x")
+    napper.stdin.flush()
+    assert [child.wait(20) for child in (middle, waiter)] == [0, 0]
+    napper.stdin.close()
+    assert napper.wait(20) == 0
+
+    def theirs(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(rows[np.isin(rows["pid"], [napper.pid, middle.pid, waiter.pid]) & (rows["kind"] != SLOW)])
+
+    rows = family.attached.wait("slow_syscall", theirs, lambda rows: len({*rows["pid"]}) == 3)  # type: ignore[attr-defined]
+    known = {int(row["pid"]): (row["syscall"], row["waker_pid"]) for row in rows}
+    assert known[waiter.pid] == (b"read", middle.pid)
+    assert known[middle.pid] == (b"read", napper.pid)
+    assert known[napper.pid][0] == b"clock_nanosleep"
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse here")
 def test_the_daemon_behind_a_file_system_is_known(attach: Callable[..., object], tmp_path: Path, mapped: bool) -> None:
