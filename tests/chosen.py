@@ -18,6 +18,8 @@ OTHER_RELEASES = ("trixie", "3.9.1")
 ONLY_ALL: dict[str, str | None] = {
     # 120 faults: half an hour
     "tests/system/test_lab_bench.py::test_the_score_of_fresh_faults_is_that_of_the_kept_ones": None,
+    # all boards beside a workload: 90 s
+    "tests/system/test_prometheus.py::test_panels_have_data_beside_the_demo_and_a_queue": None,
     # a root and a package of each Debian release: 10 minutes
     "tests/package/test_debian.py::test_lintian_has_no_errors": None,
     "tests/package/test_debian.py::test_a_host_with_an_installation_by_run_sh_is_refused": None,

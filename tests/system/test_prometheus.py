@@ -5,10 +5,14 @@ fires.
 from __future__ import annotations
 
 import math
+import random
+import signal
 import socket
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,8 @@ from tests.patience import until
 from tests.ports import free_port
 from tests.servers.prometheus import Prometheus
 from tests.servers.test_boards import chosen
-from tests.system.agent import Agent
+from tests.servers.test_redis_streams import Redis
+from tests.system.agent import TICKSCOPE, Agent
 from tests.system.test_notices import step
 
 #: Boards whose panels have data on any node that has just been started, but for these panels.
@@ -39,6 +44,19 @@ _AT_ONCE = {
         *("Findings sent to receivers", "Requests with findings that failed", "Events of findings that were dropped"),
         "State of receivers",
     },
+}
+
+
+#: ... and those that have data beside the demo's workload and a stream of Redis, but for these.
+_BESIDE_THE_DEMO: dict[str, set[str]] = {
+    "overview": set(),
+    "limiters": {"Wrongly refused after a jump", "Admitted too many after a jump"},
+    "queues": {
+        *("Out of order", "Duplicates", "Bytes behind (write-ahead logs)", "Waiting for a set time"),
+        *("Time until redelivery", "Time until deleted for its age", "Time until full, or deleted unread"),
+        *("Time until empty", "Consumers' capacity"),
+    },
+    "findings": set(),
 }
 
 
@@ -101,12 +119,59 @@ def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Prometheus, int]) -
 @pytest.mark.parametrize("board", _AT_ONCE)
 def test_panels_have_data_of_a_fresh_agent(scraped: tuple[Agent, Prometheus, int], board: str) -> None:
     _, server, _ = scraped
+    until(lambda: _empty(server, board) <= _AT_ONCE[board], why=lambda: _empty(server, board))
 
-    def empty() -> set[str]:
-        panels = [p for p in dashboard(board)["panels"] if "targets" in p]
-        return {p["title"] for p in panels if not _numbers(server.query(chosen(p["targets"][0]["expr"])))}
 
-    until(lambda: empty() <= _AT_ONCE[board], why=empty)
+def test_panels_have_data_beside_the_demo_and_a_queue(start: Callable[..., Agent], tmp_path: Path) -> None:
+    page = free_port()
+    with Redis(tmp_path) as redis, Prometheus(tmp_path, {"web1": page}) as server, queued(redis):
+        agent = start(config=f"prometheus: 127.0.0.1:{page}\nredis: [{redis.url}]\n").ready()
+        without: dict[str, set[str]] = {}
+
+        def done() -> bool:
+            for board in _BESIDE_THE_DEMO:
+                empty = _empty(server, board)
+                without[board] = without.get(board, empty) & empty
+            return all(empty <= _BESIDE_THE_DEMO[board] for board, empty in without.items())
+
+        with subprocess.Popen(
+            [TICKSCOPE, "demo", "--duration", "90s"], env=agent.env, stdout=subprocess.DEVNULL
+        ) as demo:
+            try:
+                until(done, 90, why=lambda: without)
+            finally:
+                demo.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def queued(redis: Redis) -> Iterator[None]:
+    """A stream, and a group that falls behind and leaves messages unacknowledged."""
+    redis.do("XGROUP", "CREATE", "orders", "billing", "0", "MKSTREAM")
+    ends = threading.Event()
+
+    def work() -> None:
+        while not ends.wait(0.05):
+            redis.do("XADD", "orders", "*", "k", "v")
+            redis.do("XADD", "orders", "*", "k", "v")
+            for _, entries in (
+                redis.do("XREADGROUP", "GROUP", "billing", "c1", "COUNT", "1", "STREAMS", "orders", ">") or ()
+            ):  # type: ignore[attr-defined]
+                if random.random() < 0.8:
+                    redis.do("XACK", "orders", "billing", entries[0][0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def _empty(server: Prometheus, board: str) -> set[str]:
+    """Panels without data."""
+    panels = [p for p in dashboard(board)["panels"] if "targets" in p]
+    return {p["title"] for p in panels if not _numbers(server.query(chosen(p["targets"][0]["expr"])))}
 
 
 def _numbers(found: list[dict[str, Any]]) -> list[float]:
