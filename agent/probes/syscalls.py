@@ -99,7 +99,8 @@ def _name(nr: np.ndarray) -> np.ndarray:
 
 def _number(nr: np.ndarray) -> np.ndarray:
     """As the program's own ABI has it."""
-    return np.where(nr == _FAULT, NULL_I64, np.where(nr < 2 * _COMPAT, nr % _COMPAT, nr))
+    number = nr.astype(np.int64)
+    return np.where(number == _FAULT, NULL_I64, np.where(number < 2 * _COMPAT, number % _COMPAT, number))
 
 
 def decode_events(records: np.ndarray) -> Batch:
