@@ -60,7 +60,7 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def _until(sleep: Sleep) -> Words:
     if sleep.by and sleep.lock:
-        return render(" and tried again to lock {file}; {who} held the lock", file=sleep.lock, who=process(*sleep.by))
+        return render(", between tries to lock {file}, which {who} held", file=sleep.lock, who=process(*sleep.by))
     if not sleep.by:
         asked = sleep.call.encode() in REQUESTED
         return ", as its program requested" if asked else ", and no other process ended that"
