@@ -112,7 +112,7 @@ class Failing(ABC):
 
     @abstractmethod
     def failures(self) -> Mapping[str, str]:
-        """Who failed last -> why, in words."""
+        """The last failure of each subscriber or hook, as text, by its name."""
 
 
 class Parted(ABC):

@@ -60,7 +60,7 @@ class RowSource(Protocol):
 
     @property
     def written_by(self) -> str:
-        """Whose end is the end of its rows, in words."""
+        """The process that wrote the rows, as text: where it ends, its rows end."""
 
     def rows(self, question: Question) -> list[dict[str, Any]]:
         """One dictionary a row or group; unknown values are None."""

@@ -367,14 +367,14 @@ def fitted(of: Sequence[PaneColumn], texts: Mapping[str, Sequence[str]], width: 
 
 
 def _row(texts: Sequence[str], sizes: dict[PaneColumn, int], width: int, style: str, *, chosen: bool = False) -> Line:
-    look = f"chosen {style}".strip() if chosen else style
+    cell_style = f"chosen {style}".strip() if chosen else style
     out: Line = []
     for text, (column, size) in zip(texts, sizes.items(), strict=True):
         if out:
-            out.append(Cell("", _GAP, look))
-        out.append(Cell(text, size, look, column.right))
+            out.append(Cell("", _GAP, cell_style))
+        out.append(Cell(text, size, cell_style, column.right))
     used = sum(cell.width for cell in out)
-    return [*out, Cell("", max(width - used, 0), look)]
+    return [*out, Cell("", max(width - used, 0), cell_style)]
 
 
 def _help(width: int) -> list[str]:

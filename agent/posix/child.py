@@ -36,12 +36,12 @@ def fork(name: str, serve: Callable[[socket.socket, int], object]) -> Child:
     except ConnectionError:
         status = 0  # the parent has ended, and reports it
     except Exception as error:  # noqa: BLE001 - any error is reported and must not run the parent's code
-        _tell(name, error)
+        _report(name, error)
     finally:
         os._exit(status)
 
 
-def _tell(name: str, error: Exception) -> None:
+def _report(name: str, error: Exception) -> None:
     try:
         import traceback  # imported late: it would enlarge each child
 

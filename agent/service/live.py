@@ -38,7 +38,7 @@ class Live:
         self._messages: deque[str] = deque(maxlen=_WAITING)
         loop.sinks.append(self)
         if os.isatty(sys.stderr.fileno()):
-            log.show(self._say)
+            log.show(self._print)
 
     def offer(self, batch: Batch) -> None:
         if batch.table == "finding":
@@ -77,7 +77,7 @@ class Live:
             "see `tickscope top`",
         ]
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._messages.extend(map(printable, text.splitlines()))
         self.draw()
 

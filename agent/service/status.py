@@ -35,7 +35,7 @@ _COUNT_NS = 10_000_000_000
 
 
 class Shown(NamedTuple):
-    """Whose words a section of the document is."""
+    """A section of the status document and the source that describes it."""
 
     source: Source
     text_of: Callable[[], Any]
