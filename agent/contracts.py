@@ -112,7 +112,7 @@ class Failing(ABC):
 
     @abstractmethod
     def failures(self) -> Mapping[str, str]:
-        """The last failure of each subscriber or hook, as text, by its name."""
+        """By name of what failed last because of an error of our own: the error, as text."""
 
 
 class Parted(ABC):

@@ -44,7 +44,7 @@ def test_messages_stand_above_the_line_also_after_a_change_of_size(live: Live, m
     monkeypatch.setattr(summary.sys, "stdout", stdout)
     monkeypatch.setattr(summary, "width", lambda: 60)
     live.show(0)
-    live._say("tickscope: first\n\x1b[2Jsecond")
+    live._print("tickscope: first\n\x1b[2Jsecond")
     live.draw()
     monkeypatch.setattr(summary, "width", lambda: 30)
     live.draw()
