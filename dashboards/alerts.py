@@ -68,13 +68,6 @@ def _more(name: str, by: str, selector: str = "", within: str = "5m") -> str:
     return f"sum by ({by}) (increase({_NAME[name]}{selector}[{within}])) > 0"
 
 
-def _named(expression: str) -> str:
-    """With the label ``host_name``, which findings have, where the page has it."""
-    host = 'topk by (instance) (1, target_info{service_name="tickscope"})'
-    named = f"({host} or on (instance) group by (instance) ({expression}))"
-    return f"({expression}) * on (instance) group_left (host_name) {named}"
-
-
 def _grown(name: str, by: str) -> str:
     """How much a counter grew that does not start at 0: ``increase()`` does not count a series' first sample."""
     metric = _NAME[name]
@@ -183,7 +176,7 @@ RULES = (
     ),
     Rule(
         "TickscopeClockNotSynchronised",
-        _named(f"{_NAME['ntp.sync_status']} == 0"),
+        f"{_NAME['ntp.sync_status']} == 0",
         "warning",
         "clock",
         "No time daemon synchronises the clock of {{ or $labels.host_name $labels.instance }}",
@@ -193,7 +186,7 @@ RULES = (
     ),
     Rule(
         "TickscopeClockFarOff",
-        _named(f"{_NAME['ntp.offset']} > 0.128 or {_NAME['ntp.offset']} < -0.128"),
+        f"{_NAME['ntp.offset']} > 0.128 or {_NAME['ntp.offset']} < -0.128",
         "warning",
         "clock",
         "The wall clock of {{ or $labels.host_name $labels.instance }} is off by {{ $value | humanizeDuration }}, says"
@@ -204,7 +197,7 @@ RULES = (
     ),
     Rule(
         "TickscopeNotReanchored",
-        _named(f"{_NAME['tickscope.clock.pending_reanchorings']} > 0"),
+        f"{_NAME['tickscope.clock.pending_reanchorings']} > 0",
         "warning",
         "clock",
         "{{ $value }} notices of clock jumps on {{ or $labels.host_name $labels.instance }} are not acknowledged",
@@ -228,7 +221,7 @@ RULES = (
     *(
         Rule(
             "TickscopeQueueWillOverflow",
-            _named(f"{_LIMIT_IN} < {least}"),
+            f"{_LIMIT_IN} < {least}",
             severity,
             _OF_QUEUE,
             f"{_THE_QUEUE}: full, or messages deleted unread, in {{{{ $value | humanizeDuration }}}}",
@@ -241,7 +234,7 @@ RULES = (
     ),
     Rule(
         "TickscopeUnacknowledgedNearTimeout",
-        _named(f"{_DUE} > 0.8"),
+        f"{_DUE} > 0.8",
         "warning",
         _OF_QUEUE,
         f"{_THE_QUEUE}: the oldest unacknowledged message has used {{{{ $value | humanizePercentage }}}} of its"
@@ -277,7 +270,7 @@ RULES = (
     ),
     Rule(
         "TickscopeAcceptOverflow",
-        _named(_more("tickscope.socket.accept.overflows", "instance")),
+        _more("tickscope.socket.accept.overflows", "instance"),
         "info",
         "network on " + _NODE,
         "Connections met a full accept queue on {{ or $labels.host_name $labels.instance }}",
@@ -286,7 +279,7 @@ RULES = (
     ),
     Rule(
         "TickscopeTlsHandshakesFail",
-        _named(_more("tickscope.tls.handshakes", "instance", '{tickscope_result="failed"}')),
+        _more("tickscope.tls.handshakes", "instance", '{tickscope_result="failed"}'),
         "info",
         "network on " + _NODE,
         "TLS handshakes fail on {{ or $labels.host_name $labels.instance }}",
@@ -306,7 +299,7 @@ RULES = (
     ),
     Rule(
         "TickscopeLosesRecords",
-        _named(_more("tickscope.losses.reports", "instance, tickscope_stage")),
+        _more("tickscope.losses.reports", "instance, tickscope_stage"),
         "warning",
         "tickscope",
         "tickscope on {{ or $labels.host_name $labels.instance }} lost records ({{ $labels.tickscope_stage }})",
@@ -315,10 +308,8 @@ RULES = (
     ),
     Rule(
         "TickscopeProbeNotAttached",
-        _named(
-            "max by (instance, tickscope_probe)"
-            f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1'
-        ),
+        "max by (instance, tickscope_probe)"
+        f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1',
         "warning",
         "tickscope",
         "The probe {{ $labels.tickscope_probe }} misses events on {{ or $labels.host_name $labels.instance }}",
@@ -328,7 +319,7 @@ RULES = (
     ),
     Rule(
         "TickscopeStoreDegraded",
-        _named(f'{_NAME["tickscope.store.state"]}{{tickscope_state="degraded"}} == 1'),
+        f'{_NAME["tickscope.store.state"]}{{tickscope_state="degraded"}} == 1',
         "warning",
         "tickscope",
         "tickscope on {{ or $labels.host_name $labels.instance }} cannot write its store",
@@ -338,11 +329,9 @@ RULES = (
     ),
     Rule(
         "TickscopeFindingsNotSent",
-        _named(
-            _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
-            + " or max by (instance, tickscope_receiver)"
-            f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1'
-        ),
+        _more("tickscope.notify.dropped", "instance, tickscope_receiver", within="15m")
+        + " or max by (instance, tickscope_receiver)"
+        f' ({_NAME["tickscope.notify.state"]}{{tickscope_state="down"}}) == 1',
         "warning",
         "tickscope",
         "tickscope on {{ or $labels.host_name $labels.instance }} cannot send findings to"
@@ -353,7 +342,7 @@ RULES = (
     ),
     Rule(
         "TickscopeMetricsOverflow",
-        _named(_more("tickscope.metrics.overflowed", "instance", within="15m")),
+        _more("tickscope.metrics.overflowed", "instance", within="15m"),
         "info",
         "tickscope",
         "The metrics page of {{ or $labels.host_name $labels.instance }} has too many label sets",
@@ -369,6 +358,17 @@ def page_of(alert: str) -> str:
     return f"runbooks/{alert}.md"
 
 
+def expression(rule: Rule) -> str:
+    """With the label ``host_name`` where the page has it: findings have it, and of a page that is down nothing is
+    known.
+    """
+    if _NAME["tickscope.finding.open"] in rule.expression or rule.expression.startswith("up{"):
+        return rule.expression
+    host = 'topk by (instance) (1, target_info{service_name="tickscope"})'
+    named = f"({host} or on (instance) group by (instance) ({rule.expression}))"
+    return f"({rule.expression}) * on (instance) group_left (host_name) {named}"
+
+
 def texts(rule: Rule) -> dict[str, str]:
     return {
         "summary": rule.summary,
@@ -382,7 +382,7 @@ def alerts() -> dict[str, Any]:
     rules = [
         {
             "alert": r.alert,
-            "expr": r.expression,
+            "expr": expression(r),
             **({"for": r.lasts} if r.lasts else {}),
             # An empty value removes the label.
             "labels": {"severity": r.severity, "incident": r.incident, **dict.fromkeys(r.dropped, "")},
