@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.correlate.catalogue import EdgeKind, edges
 from agent.correlate.episode import NOT_ASKED, Episode, Verdict, Waited
-from agent.correlate.served import NOTED_NS, blamed
+from agent.correlate.served import NOTED_NS, UNANSWERED, blamed
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, render, span, text
 
@@ -97,21 +97,20 @@ def further(
     examine: Examine,
     verdicts: list[Verdict],
     seen: dict[int, None],
-    passed: tuple[int | None, ...] = (),
+    passed: tuple[Episode, ...] = (),
 ) -> list[Verdict]:
     """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
-    episode. seen: gets these processes. passed: processes before it.
+    episode. seen: gets these processes. passed: those of the processes before it.
     """
     if len(passed) >= HOPS or not _kinds(episode) or (episode.pid is None and episode.symptom in EdgeKind.symptoms):
         return verdicts
-    found = list(verdicts)
+    found, way = list(verdicts), (*passed, episode)
     for hop, node in hops(episode, view):
-        if hop.pid in passed or hop.pid in seen or len(seen) >= _PROCESSES:
+        if hop.pid in {one.pid for one in passed} or hop.pid in seen or len(seen) >= _PROCESSES:
             continue
         seen[hop.pid] = None
-        there = further(node, view, examine, examine(node, view), seen, (*passed, episode.pid))
-        way = {*passed, episode.pid}
-        roots = [v for v in there if v.score >= _NAMED and not way & blamed(v, view, node)]
+        there = further(node, view, examine, examine(node, view), seen, way)
+        roots = [v for v in there if v.score >= _NAMED and not _points_back(v, node, way, view)]
         who = process(hop.comm, hop.pid)
         if not roots:
             found = [_unexplained(v, who, node, view) if _names(v, hop) else v for v in found]
@@ -152,6 +151,14 @@ def _via(verdict: Verdict, who: str) -> Words:
     if who in str(verdict.words):
         return verdict.words
     return render("{words}; {who} waited for it", words=verdict.words, who=who)
+
+
+def _points_back(verdict: Verdict, node: Episode, way: tuple[Episode, ...], view: View) -> bool:
+    """Whether it blames a process on the way, or a port of this host that one of them serves beside others."""
+    its = blamed(verdict, view, node)
+    ports = {str(one.key[1]) for one in way if one.symptom == "service_latency" and one.key != NOT_ASKED}
+    port = verdict.scope.partition(" in ")[0].rpartition(":")[2] if verdict.cause in UNANSWERED else ""
+    return bool(its & {one.pid for one in way}) or bool(its and port in ports)
 
 
 def _names(verdict: Verdict, hop: Waited) -> bool:

@@ -11,7 +11,7 @@ from agent.cli.explain import path_of
 from agent.columns import NULL_I64
 from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID
-from tests.unit.test_correlate_inferred_waits import DB, DB_PID, WEB_PID, slow, talks
+from tests.unit.test_correlate_inferred_waits import DB, DB_PID, WEB_PID, listens, slow, talks
 
 HOLDER_PID = 1999
 SESSION = {"pid": DB_PID, "tid": DB_PID, "comm": b"postgres"}
@@ -97,10 +97,13 @@ def test_who_has_the_lock_that_is_tried_again_and_again_is_the_culprit() -> None
     assert f"slept in clock_nanosleep 28 times, {words}" in one["sentence"]
 
 
+@pytest.mark.parametrize("listener", [DB_PID, 1801], ids=["session", "postmaster"])
 @pytest.mark.parametrize("peer_of", [b"", peer("127.0.0.1", 51515)], ids=["unix", "tcp"])
-def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks(peer_of: bytes) -> None:
+def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks(peer_of: bytes, listener: int) -> None:
     """The holder waits for its client, since before the request; that client's next statement ends all waits."""
-    host = chain()
+    host = chain().without("socket_queue")
+    for pid, port, comm in ((WEB_PID, 80, b"nginx"), (SHOP_PID, PORT, b"shop"), (listener, 5432, b"postgres")):
+        listens(host, pid, port, comm)
     asleep(host, SESSION, **LATCH, **HOLDER, waker_tid=HOLDER_PID)
     its = {"pid": HOLDER_PID, "tid": HOLDER_PID, "comm": b"postgres", "peer": peer_of}
     psql = {"waker_pid": 866, "waker_comm": b"psql", "waker_tid": 866}
