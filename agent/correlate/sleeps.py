@@ -31,7 +31,7 @@ _MOST = 0.7  # of a request, from which one wait is the reason for it
 _HELD = 0.5  # of a wait for a thread, from which that thread's own last wait is the reason for it
 _CALLS = 1024  # more than there are
 _THREADS = 4  # of one program that wait for each other
-_READER, _OTHER = 0.9, 0.7  # certainty if the thread is the one that read the request, or another one
+_READER, _OTHER = 0.9, 0.7  # certainty if the thread that read the request slept, or another one
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 len(mine),
                 float(lasted.max()),
                 max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered(mine, spans)),
-                _OTHER if waiting and not episode.tids and int(top["tid"]) not in readers else _READER,
+                1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER,
                 int(top["tid"]),
                 waiting,
                 _known(mine["waker_tid"][mine["waker_pid"] == pid]),

@@ -18,8 +18,8 @@ from agent.correlate.served import NOTED_NS, UNANSWERED, blamed
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, render, span, text
 
-HOPS = 5
-_EDGES, _PROCESSES = 3, 12  # followed from one process; examined in all
+HOPS = 16  # sessions that wait for one lock may let each other go on in turn
+_EDGES, _PROCESSES = 3, 24  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _FURTHER = 0.98  # ... and for each step

@@ -74,6 +74,18 @@ def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
     assert path_of(one) == f"{one['subject']} -> {one['via'].replace(', ', ' -> ')} -> postgres pid {HOLDER_PID}"
 
 
+def test_who_lets_the_first_of_many_go_on_is_found_for_the_last_one() -> None:
+    """As where nine sessions wait for one lock, and each gives it to the next."""
+    host = chain()
+    line = [SESSION, *({"pid": 1770 + n, "tid": 1770 + n, "comm": b"postgres"} for n in range(8))]
+    for n, one in enumerate(line):
+        by = line[n + 1]["pid"] if n < 8 else HOLDER_PID
+        its = {"waker_pid": by, "waker_tid": by, "waker_comm": b"postgres"}
+        asleep(host, one, 32.97 - n / 1000, **LATCH, **its)
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", HOLDER_PID), one["sentence"]
+
+
 def test_the_processes_on_the_way_are_listed() -> None:
     host = chain().without("service_latency")
     slow(host, WEB_PID, 80, b"nginx")
