@@ -22,6 +22,7 @@ HOPS = 16  # sessions that wait for one lock may let each other go on in turn
 _EDGES, _PROCESSES = 3, 24  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
+_WHOLE = 0.75  # of the time, from which a wait is all of it: there may be time-outs in between
 _FURTHER = 0.98  # ... and for each step
 #: Causes that say no more than who was waited for.
 IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait", "dns", "consumer_slow"))
@@ -119,7 +120,7 @@ def further(
         found += [
             replace(
                 v,
-                score=v.score * min(1.0, hop.share / 0.9) * hop.sure**0.5 * _FURTHER,
+                score=v.score * min(1.0, hop.share / _WHOLE) * hop.sure**0.5 * _FURTHER,
                 via=(who, *v.via),
                 words=_via(v, who),
                 short="",
