@@ -122,7 +122,7 @@ def alerts() -> str:
 
     def summary(text: str) -> str:
         text = re.sub(r"\{\{ (if|else|end)\b.*?\}\}", "", text)
-        return re.sub(r"\{\{ \$value.*?\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
+        return re.sub(r"\{\{ \$value.*?\}\}", "`N`", re.sub(r"\{\{ (?:or )?\$labels\.(\w+)[^}]* \}\}", r"`\1`", text))
 
     rows = [(f"[`{r.alert}`]({page_of(r.alert)})", r.severity, r.lasts or "at once", summary(r.summary)) for r in RULES]
     return _table(("alert", "severity", "fires after", "summary"), rows)
