@@ -74,6 +74,17 @@ def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
     assert path_of(one) == f"{one['subject']} -> {one['via'].replace(', ', ' -> ')} -> postgres pid {HOLDER_PID}"
 
 
+@pytest.mark.parametrize(("tid", "cause"), [(SHOP_PID, "process_wait"), (SHOP_PID + 1, "unknown")])
+def test_short_naps_count_if_the_thread_that_read_the_request_takes_them(tid: int, cause: str) -> None:
+    """It polls for something; any program may have another thread that naps for ever."""
+    host = shop()
+    for n in range(28):
+        its = {"kind": "waiting", "syscall": b"clock_nanosleep", "duration_ns": 99 * MS}
+        asleep(host, {**SHOP, "tid": tid}, 30.1 + n / 10, **its)
+    (one,) = found(host)
+    assert one["cause"] == cause, one["sentence"]
+
+
 def test_who_lets_the_first_of_many_go_on_is_found_for_the_last_one() -> None:
     """As where nine sessions wait for one lock, and each gives it to the next."""
     host = chain()
