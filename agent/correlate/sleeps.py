@@ -20,7 +20,7 @@ from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered, slow_decisions
-from agent.correlate.wakers import ANY, REQUESTED, blamed, timed_out
+from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, timed_out
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -30,7 +30,6 @@ _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bp
 _MOST = 0.7  # of a request, from which one wait is the reason for it
 _HELD = 0.5  # of a wait for a thread, from which that thread's own last wait is the reason for it
 _CALLS = 1024  # more than there are
-_THREADS = 4  # of one program that wait for each other
 _READER, _OTHER = 0.9, 0.7  # certainty if the thread that read the request slept, or another one
 
 
@@ -89,7 +88,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER,
                 int(top["tid"]),
                 waiting,
-                _known(mine["waker_tid"][mine["waker_pid"] == pid]),
+                all_known(mine["waker_tid"][mine["waker_pid"] == pid]),
                 tuple(zip(*(ns.tolist() for ns in merged(mine["t_ns"] - lasted, mine["t_ns"])), strict=True)),
                 text(top["file"]) if top["holder_pid"] > 0 else "",
             )
@@ -114,7 +113,7 @@ def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: Vie
     rows = view.own(view.during("slow_syscall", episode), episode)
     within_program = rows[blamed(rows) == episode.pid]
     if episode.tids:
-        rows = rows[np.isin(rows["tid"], [*_with_others(episode.tids, within_program)])]
+        rows = of_threads(rows, episode.tids, episode.pid)
     rows, last = _ended(requests, rows, episode, view)
     i, j = inside(requests, rows)
     begun = requests["t_ns"] - requests["duration_ns"]
@@ -166,20 +165,6 @@ def _last(requests: np.ndarray, rows: np.ndarray) -> np.ndarray:
         most = np.minimum(rows["duration_ns"][j], t_ns - begun) >= _HELD * requests["duration_ns"][i]
         last[j[most & (t_ns == newest[thread])]] = True
     return last
-
-
-def _known(tids: np.ndarray) -> frozenset[int]:
-    return frozenset(tids.tolist()) if (tids > 0).all() else frozenset()
-
-
-def _with_others(tids: frozenset[int], waits: np.ndarray) -> frozenset[int]:
-    """These threads, and those of the same program that they waited for, and so on."""
-    for _ in range(_THREADS):
-        more = tids | _known(waits["waker_tid"][np.isin(waits["tid"], [*tids])])
-        if more == tids:
-            break
-        tids = more
-    return tids
 
 
 def _queued(since_ns: np.ndarray, rows: np.ndarray, j: np.ndarray, waits: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, owing, slow
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, place
+from agent.correlate.wakers import of_threads
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
@@ -206,6 +207,9 @@ def on_peers(episode: Episode, view: View) -> list[PeerWait]:
 def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
     serves = symptom_of(episode).table in REQUESTS
+    if episode.tids:
+        calls = of_threads(calls, episode.tids, episode.pid)
+    elsewhere = bool(episode.tids and len(calls))  # it is known where these threads were
     calls = on_others(calls, episode, view) if serves else calls
     handshaking = _ended_in(view, episode, calls, "tls_handshake")
     to_peer, in_handshake = calls[calls["peer"] != NO_PEER], handshaking[calls["peer"] != NO_PEER]
@@ -227,7 +231,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         in_tls[known[0]] = in_tls.get(known[0], 0.0) + float(unnamed["duration_ns"][handshaking[nameless]].sum())
         sure *= 0.85
     summed: dict[bytes, float] = {}
-    if not waited:
+    if not waited and not elsewhere:
         worst = episode.value if symptom_of(episode).inside else 0.0
         summed = {
             raw: ns
@@ -237,7 +241,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         waited, sure = dict.fromkeys(summed, lost), 0.8
     late = (
         {one.raw: one for one in inferred_waits(episode, view, slow_spans(episode, view))}
-        if serves and not waited
+        if serves and not waited and not elsewhere
         else {}
     )
     if late:

@@ -14,6 +14,7 @@ ANY = (b"epoll_wait", b"epoll_pwait", b"epoll_pwait2", b"poll", b"ppoll", b"sele
 #: What another process's call makes ready to be written to, or read from; or a file system that it serves.
 _ENDS = (b"pipe", b"socket", b"char device", b"eventfd", b"fuse")
 _SLOW = TABLES["slow_syscall"].code("kind", "slow")
+_THREADS = 4  # of one program that wait for each other
 _SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
 
 
@@ -29,6 +30,22 @@ def blamed(rows: np.ndarray) -> np.ndarray:
 def timed_out(rows: np.ndarray) -> np.ndarray:
     """Which of the calls wait for any of several events, and were ended by none that a process of this host caused."""
     return np.asarray((rows["waker_pid"] <= 0) & np.isin(rows["syscall"], ANY))
+
+
+def all_known(tids: np.ndarray) -> frozenset[int]:
+    """These threads; none if some of them are not known."""
+    return frozenset(tids.tolist()) if (tids > 0).all() else frozenset()
+
+
+def of_threads(rows: np.ndarray, tids: frozenset[int], pid: int | None) -> np.ndarray:
+    """Those of these threads of a process, and of its threads that these waited for, and so on."""
+    waits = rows[blamed(rows) == pid]
+    for _ in range(_THREADS):
+        more = tids | all_known(waits["waker_tid"][np.isin(waits["tid"], [*tids])])
+        if more == tids:
+            break
+        tids = more
+    return np.asarray(rows[np.isin(rows["tid"], [*tids])])
 
 
 def through_threads(rows: np.ndarray) -> np.ndarray:

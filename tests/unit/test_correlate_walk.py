@@ -232,6 +232,19 @@ def test_a_worker_that_nobody_watches_slept() -> None:
     assert "as its program requested" in one["sentence"]
 
 
+def test_a_worker_is_judged_by_the_thread_that_ended_the_wait() -> None:
+    """Another thread of it waits for a server, for a reason of its own."""
+    host, remote = shop(), peer("10.0.0.5", 5432)
+    worker = {"pid": HOLDER_PID, "tid": HOLDER_PID + 1, "comm": b"worker"}
+    its = {"waker_pid": HOLDER_PID, "waker_comm": b"worker", "waker_tid": worker["tid"]}
+    asleep(host, SHOP, **{**LATCH, "syscall": b"read", "fd_type": b"pipe"}, **its)
+    asleep(host, {**worker, "tid": HOLDER_PID}, 32.98, **{**LATCH, "syscall": b"recvfrom"}, peer=remote)
+    talks(host, HOLDER_PID, remote)
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("process_wait", "read", HOLDER_PID)
+    assert "10.0.0.5" not in one["sentence"]
+
+
 @pytest.mark.parametrize(("client", "cause"), [("127.0.0.1", "process_wait"), ("10.0.0.9", "unknown")])
 def test_a_wait_that_no_process_ended_is_a_time_out_unless_another_host_may_have(client: str, cause: str) -> None:
     host = shop()
