@@ -24,7 +24,7 @@ _ROWS = 2048
 GIVEN = np.dtype(
     [
         ("t_ns", np.int64),
-        ("age_ns", np.int64),
+        ("duration_ns", np.int64),
         ("pid", np.int64),
         ("tick", np.int64),
         ("comm", "S16"),
@@ -59,7 +59,7 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
         out = np.empty(len(rows), GIVEN)
         for name in ("t_ns", "pid", "comm", "netns", "peer"):
             out[name] = rows[name]
-        out["age_ns"], out["tick"] = rows[age], rows["proc_start_ns"] // 10_000_000
+        out["duration_ns"], out["tick"] = rows[age], rows["proc_start_ns"] // 10_000_000
         out["connecting"] = column == "result"
         parts.append(out)
     if not parts:

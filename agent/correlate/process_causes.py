@@ -12,7 +12,6 @@ import numpy as np
 from agent.correlate import terminations
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain as answers
-from agent.correlate.chain import hops
 from agent.correlate.consumption import consumption, polls_of
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.joint_terminations import joint_termination
@@ -119,18 +118,6 @@ def answering(episode: Episode, view: View) -> list[ScoredEvent]:
 
 def either(episode: Episode, view: View) -> list[ScoredEvent]:
     return [*own(episode, view), *peers(episode, view)]
-
-
-def chained(episode: Episode, view: View) -> list[ScoredEvent]:
-    """For the servers that it called, and those that these called: the last ones first."""
-    found: list[ScoredEvent] = []
-    for n, hop in enumerate(reversed(hops(episode, view))):
-        served = [pid for _, pid in _servers(hop.raw, episode, view)]
-        found += [
-            replace(scored, score=scored.score * 0.9**n)
-            for scored in _serving(episode, view, served, episode.value, _SURE)
-        ]
-    return found
 
 
 def answered(episode: Episode, view: View) -> list[ScoredEvent]:
@@ -322,7 +309,7 @@ IMPACTED: dict[str, Rule] = {
     "process_stopped": itself,
     "process_gone": itself,
     "silence": silent,
-    "deadline_exceeded": chained,
+    "deadline_exceeded": peers,
     "retry_storm": tried,
     "connect_latency": connected,
     "window_shut": reader,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.abandoned import READS as GIVEN_UP
+from agent.correlate.abandoned import given_up
 from agent.correlate.catalogue import symptom_of
-from agent.correlate.episode import Episode, Evidence, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
@@ -19,13 +21,16 @@ from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, owing, slow
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import NO_PEER, SERVERS, View, place
+from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
 from agent.correlate.wakers import of_threads
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 SHARE = ENOUGH  # a cause is worth naming from this share of the lost time on
+
+NONE_GIVEN = given_up(None, None)
+_GIVEN_UP = 0.5  # of the episode's value: a deadline that is passed on grows shorter along a chain
 
 #: Ports of name servers: DNS, DNS over TLS.
 _NAMES = (b"\x35\0", b"\x55\3")
@@ -62,6 +67,7 @@ NETWORK = {
         "segments",
         "doubled",
     ),
+    **GIVEN_UP,
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
 }
 CPUS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns")}
@@ -141,7 +147,8 @@ class PeerWait:
     the longest wait and, of it, the time that the peer's process waited for a CPU, ns. sure: the certainty that the
     time was lost in these waits. path: the network. reported_by_peer: the waits are inferred from the server's data, or
     the network's, not from the process's own waits. where, host: common to episodes about the peer, or about the path
-    to its host. again: retransmitted segments to it. raw, name: ip:port, as in rows and for display.
+    to its host. given: requests to it that were given up; unanswered: those of them without an answer to the SYN.
+    again: retransmitted segments to it. raw, name: ip:port, as in rows and for display.
     """
 
     raw: bytes
@@ -154,6 +161,8 @@ class PeerWait:
     longest: float
     sure: float
     reported_by_peer: bool
+    given: int
+    unanswered: int
     path: Path
     again: int
     resets: int
@@ -167,9 +176,20 @@ class PeerWait:
         return f"{process(*self.server)} at {self.name}" if self.server else self.name
 
     @property
+    def culprit(self) -> Culprit:
+        return Culprit(self.server[1], self.server[0], self.name) if self.server else Culprit(object=self.name)
+
+    @property
+    def dark(self) -> bool:
+        """Whether not even its kernel answered."""
+        return self.unanswered > 0.5 * self.given
+
+    @property
     def slower(self) -> bool:
-        """Whether the network explains it."""
-        return self.path.slower
+        """Whether the network explains it. After a request is given up, its connection shows no round trip."""
+        if self.path.slower or not self.given or self.usual is None or self.worst is None:
+            return self.path.slower
+        return self.worst > 2 * self.usual and (self.worst - self.usual) * 1e3 >= SHARE * self.longest
 
     @property
     def usual(self) -> float | None:
@@ -248,6 +268,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         summed, waited, sure = {raw: one.waited_ns for raw, one in late.items()}, dict.fromkeys(late, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
+    given = _given_up(episode, view)
+    for raw, requests in given.items():
+        waited[raw] = max(waited.get(raw, 0.0), lost * covered(requests, slow_spans(episode, view)))
     found = []
     queued = _queued(episode, view, to_peer)
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
@@ -256,9 +279,29 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             share, own = queued[raw], queued[raw] * own / share
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
+        its = given.get(raw, NONE_GIVEN)
+        most = max(most, its["duration_ns"].max(initial=0))
         longest = min(float(most), episode.value) if symptom_of(episode).inside else float(most)
-        found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
+        found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw), its))
     return found
+
+
+def _given_up(episode: Episode, view: View) -> dict[bytes, np.ndarray]:
+    """By peer, the requests of the episode's process that were given up meanwhile, after half of its time or more; if
+    it is about such requests, those of all processes to that peer.
+    """
+    closes, connects = (
+        view.rings[table].between(episode.start_ns, episode.end_ns + 2 * SECOND)
+        for table in ("tcp_close", "tcp_connect")
+    )
+    rows = given_up(closes, connects)
+    rows = rows[(rows["duration_ns"] >= _GIVEN_UP * episode.value) if episode.unit == "ns" else rows["pid"] > 0]
+    netns, to = episode.key if len(episode.key) == 2 else (None, None)
+    if isinstance(to, bytes):
+        rows = to_peer(rows[rows["netns"] == netns], to)
+    else:
+        rows = rows[(rows["pid"] == episode.pid) & (rows["tick"] == episode.start_tick)]
+    return {rows["peer"][i].tobytes(): _towards(rows, rows["peer"][i].tobytes()) for i in groups([rows["peer"]])[0]}
 
 
 def _queued(episode: Episode, view: View, calls: np.ndarray) -> dict[bytes, float]:
@@ -293,6 +336,7 @@ def _peer(
     shares: tuple[float, float],
     most: tuple[float, float],
     late: InferredWait | None,
+    given: np.ndarray,
 ) -> PeerWait:
     (longest, sure), name = most, peer(raw)  # the longest wait, and its certainty
     netns = view.netns(episode, raw)
@@ -310,16 +354,18 @@ def _peer(
         sent_again, clients = sent_again[:0], NO_CLIENTS
     failed = _failed(connects)
     wait = item(
-        "slow_syscall",
-        "time waiting on the peer",
+        "tcp_close" if len(given) else "slow_syscall",
+        "wait that was given up" if len(given) else "time waiting on the peer",
         longest,
         "ns",
-        column="duration_ns",
+        column="waited_ns" if len(given) else "duration_ns",
         share=round(shares[0], 2),
         keys={"peer": name, "pid": episode.pid},
     )
     its = path(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
-    starved = min(view.starved_ns(server[1], episode) * near(episode), longest) if server else 0.0
+    whole = max(longest, float(episode.end_ns - episode.start_ns))
+    each = longest / whole if len(given) else near(episode)  # requests that are given up fill the episode
+    starved = min(view.starved_ns(server[1], episode) * each, longest) if server else 0.0
     back = resent(episode, view, raw, netns, sent_again, its.usual, clients)
     return PeerWait(
         raw,
@@ -331,6 +377,8 @@ def _peer(
         longest,
         sure,
         late is not None,
+        len(given),
+        int(np.count_nonzero(given["connecting"])),
         its,
         back.again,
         len(resets),

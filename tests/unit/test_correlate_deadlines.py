@@ -213,3 +213,13 @@ def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_n
         )
     found = [f["cause"] for f in latest(run(host, UNTIL)) if f["symptom"] == "deadline_exceeded"]
     assert found == [cause]
+
+
+def test_what_the_server_at_the_end_waited_for_is_the_reason() -> None:
+    """It waits for a lock that another process holds, which nobody calls."""
+    host, holder = chain(), {"waker_pid": 2003, "waker_tid": 2003, "waker_comm": b"backup"}
+    its = {"kind": "waiting", "syscall": b"epoll_wait", "fd_type": b"", "duration_ns": 5900 * MS, "run_queue_ns": 0}
+    host.add("slow_syscall", at=35.95, pid=BACK_PID, tid=BACK_PID, comm=b"back", **its, **holder)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], found["culprit_pid"]) == ("process_wait", 2003)
+    assert str(found["via"]).endswith("back pid 2002")

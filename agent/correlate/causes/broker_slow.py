@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
-from agent.correlate.chain import READS as CHAIN
-from agent.correlate.chain import hops, is_starved
 from agent.correlate.cpu_starvation import READS, cpu_share
-from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.episode import Episode, Verdict
 from agent.correlate.local import is_unix
-from agent.correlate.path import cpu_saturated
 from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
@@ -26,7 +23,9 @@ def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def silent(episode: Episode, view: View) -> Iterator[Verdict]:
     for wait in on_peers(episode, view):
-        if wait.own >= SHARE and not wait.slower and not wait.starving and not wait.resolver:
+        if wait.dark and not wait.slower:
+            yield Verdict(CAUSE.name, 0.0, wait.where, f"connects to {wait.name} were not answered either")
+        elif wait.own >= SHARE and not wait.slower and not wait.starving and not wait.resolver:
             certain = (
                 (0.97 if wait.worst is not None else 0.75)
                 * ((0.5 if wait.resent.syns > 0.9 * wait.again else 0.7) if wait.again else 1.0)
@@ -39,9 +38,8 @@ def silent(episode: Episode, view: View) -> Iterator[Verdict]:
                 meanwhile="" if is_unix(wait.raw) else _meanwhile(wait.usual, wait.worst, wait.quickest),
             )
             entries = (wait.wait,) if is_unix(wait.raw) else (wait.wait, wait.rtt)
-            yield Verdict(
-                CAUSE.name, certain * wait.own * wait.sure * (1 - cpu_share(episode, view)), wait.where, words, entries
-            )
+            score = certain * wait.own * wait.sure * (1 - cpu_share(episode, view))
+            yield Verdict(CAUSE.name, score, wait.where, words, entries, "", wait.culprit)
 
 
 def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -59,35 +57,6 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
     else:
         words = render("{who} answered late{meanwhile}", who=poll.who, meanwhile=_meanwhile(poll.usual, poll.worst))
         yield Verdict(CAUSE.name, 0.63 if poll.again else 0.9, poll.scope, words, (poll.seen, poll.rtt))
-
-
-def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The server at the end of a chain of abandoned requests."""
-    *hops_before, end = hops(episode, view)
-    if is_starved(end.starved_ns, episode) or end.slower(episode.value):
-        return
-    if end.dark:
-        yield Verdict(CAUSE.name, 0.0, "", f"connects to {end.name} were not answered either")
-        return
-    words = render(
-        "{who} did not answer within {age}{through}{again}",
-        who=end.who,
-        age=span(episode.value),
-        through=f"; {' and '.join(hop.who for hop in hops_before)} waited for it" if hops_before else "",
-        again=render(", and {n} to or from it had to be retransmitted", n=value(end.again, "segment"))
-        if end.again
-        else ", and no segment to or from it was retransmitted",
-    )
-    entry = item(
-        "tcp_close",
-        "wait that was given up",
-        episode.value,
-        "ns",
-        column="waited_ns",
-        keys={"peer": end.name, "pid": episode.pid},
-    )
-    sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if cpu_saturated(view, episode) else 1.0)
-    yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 
 
 def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -131,7 +100,7 @@ CAUSE = Cause(
     "broker_slow",
     50,
     "a broker, or another server, did not answer for a while, although the network was fine",
-    {**POLLS, **PEERS, **READS, **CHAIN},
+    {**POLLS, **PEERS, **READS},
     "check its slow log (SLOWLOG GET in Redis), its disk and its CPU; tickscope query slow_syscall",
     {
         "decision_latency": in_decisions,
@@ -140,7 +109,7 @@ CAUSE = Cause(
         "service_latency": in_decisions,
         "broker_stall": holding_back,
         "queue_lag": behind,
-        "deadline_exceeded": kept_waiting,
+        "deadline_exceeded": silent,
     },
     merge_group="broker",
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause, symptom_of
-from agent.correlate.chain import hops, is_starved
 from agent.correlate.consumption import consumption
 from agent.correlate.cpu_starvation import READS, CpuStarvation, elsewhere, inside_ns, starved
 from agent.correlate.episode import Episode, Verdict, item
@@ -139,17 +138,6 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
-def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A server along a chain of abandoned requests, or its caller."""
-    chain = [(hop.server, hop.starved_ns) for hop in reversed(hops(episode, view)) if hop.server]
-    if episode.pid is not None:
-        chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
-    for server, starved_ns in chain:
-        if is_starved(starved_ns, episode):
-            yield _starving(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
-            return
-
-
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     """Consumers of a queue: clients of its server."""
     starving = consumption(episode, view).starved
@@ -172,7 +160,7 @@ CAUSE = Cause(
         "broker_stall": asking,
         "queue_lag": consumers,
         "resource_low": withheld,
-        "deadline_exceeded": kept_waiting,
+        "deadline_exceeded": either,
         "lookup_latency": own,
     },
     still_active=lambda view, from_ns, to_ns, now_ns: view.cpu_saturated(from_ns, to_ns, now_ns),

@@ -9,9 +9,7 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.chain import READS as CHAIN
-from agent.correlate.chain import hops
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.local import in_netns, is_loopback, is_unix
 from agent.correlate.pairs import pair
 from agent.correlate.path import cpu_saturated
@@ -21,7 +19,7 @@ from agent.correlate.resolvers import lookups_of
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
-from agent.correlate.waits import PEERS, SHARE, on_peers
+from agent.correlate.waits import PEERS, SHARE, PeerWait, on_peers
 from agent.correlate.words import Words, peer, render, value
 from agent.tables import TABLES
 
@@ -37,6 +35,9 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from _of_names(episode, view)
     for wait in on_peers(episode, view):
         entry = wait.resent.evidence(wait.raw)
+        if wait.dark and not wait.slower:
+            yield _dark(wait, entry, episode, view)
+            continue
         lost = render(
             "{lost} between it and {who} had to be retransmitted", lost=wait.resent.text_words(), who=wait.who
         )
@@ -55,10 +56,25 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
                 wait.host,
                 words,
                 (entry, wait.wait, wait.rtt),
+                "",
+                Culprit(object=wait.name),
             )
         elif not wait.again and not is_unix(wait.raw):
             words = render("no segment to {name} was retransmitted{of}", name=wait.name, of=_of(wait.resent.sent))
             yield Verdict(CAUSE.name, 0.0, wait.name, words, (entry,))
+
+
+def _dark(wait: PeerWait, entry: Evidence, episode: Episode, view: View) -> Verdict:
+    netns = view.netns(episode, wait.raw)
+    if is_loopback(wait.raw) or view.has_address(wait.raw, netns, episode):
+        words = f"{wait.name} is an address of this host, to which no network loses packets"
+        return Verdict(CAUSE.name, 0.0, "", words)
+    words = render("{n} to {who} were not answered at all", n=value(wait.unanswered, "connect"), who=wait.who)
+    unanswered = item(
+        "tcp_connect", "connects not answered", wait.unanswered, "", column="result", keys={"peer": wait.name}
+    )
+    score = 0.9 * wait.share
+    return Verdict(CAUSE.name, score, wait.host, words, (unanswered, entry), "", Culprit(object=wait.name))
 
 
 def _of(sent: int | None) -> Words:
@@ -149,30 +165,6 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", culprit)
 
 
-def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The path to the server at the end of a chain of abandoned requests."""
-    end = hops(episode, view)[-1]
-    entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
-    if end.slower(episode.value):
-        yield Verdict(CAUSE.name, 0.0, "", f"round trips to {end.name} alone took that long", (entry,))
-    elif end.dark and (is_loopback(end.raw) or view.has_address(end.raw, end.netns, episode)):
-        yield Verdict(CAUSE.name, 0.0, "", f"{end.name} is an address of this host, to which no network loses packets")
-    elif end.dark:
-        words = render("{n} to {who} were not answered at all", n=value(end.unanswered, "connect"), who=end.who)
-        unanswered = item(
-            "tcp_connect", "connects not answered", end.unanswered, "", column="result", keys={"peer": end.name}
-        )
-        yield Verdict(CAUSE.name, 0.9, end.host, words, (unanswered, entry), "", Culprit(object=end.name))
-    elif end.again:
-        words = render(
-            "{lost} to or from {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who
-        )
-        sure = 0.88 * end.lost * (0.7 if cpu_saturated(view, episode) else 1.0)
-        yield Verdict(CAUSE.name, sure, end.host, words, (entry,), "", Culprit(object=end.name))
-    else:
-        yield Verdict(CAUSE.name, 0.0, "", f"no segment to or from {end.name} was retransmitted", (entry,))
-
-
 def unanswered(episode: Episode, view: View) -> Iterator[Verdict]:
     """Slow connects to a peer with retransmitted SYNs. At an address of this host no network loses them."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
@@ -235,7 +227,7 @@ CAUSE = Cause(
     "network_loss",
     30,
     "packets to or from a peer were lost and retransmitted",
-    {**READS, **PEERS, **CHAIN},
+    {**READS, **PEERS},
     "check for drops on the path: ip -s link, tc -s qdisc, the switch's counters; tickscope query"
     " tcp_retransmit --group-by peer",
     {
@@ -248,7 +240,7 @@ CAUSE = Cause(
         "sender_stalled": between,
         "network_loss": of_peer,
         "network_rtt": of_peer,
-        "deadline_exceeded": on_the_chain,
+        "deadline_exceeded": lost,
         "connect_latency": unanswered,
     },
     facts=("dark",),

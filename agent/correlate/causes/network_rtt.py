@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.chain import READS as CHAIN
-from agent.correlate.chain import hops
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import Culprit, Episode, Verdict
 from agent.correlate.local import is_unix
 from agent.correlate.pairs import pair
 from agent.correlate.path import Path, cpu_saturated
@@ -26,7 +24,9 @@ def slower(episode: Episode, view: View) -> Iterator[Verdict]:
                 "the network RTT to {who} {rose}{unless}", who=wait.who, rose=_rose(wait.path), unless=unless
             )
             score = (0.65 if wait.path.held else 0.6 if cpu_saturated(view, episode) else 0.92) * wait.share * wait.sure
-            yield Verdict(CAUSE.name, score, wait.host, words, (*wait.path.entries, wait.wait))
+            yield Verdict(
+                CAUSE.name, score, wait.host, words, (*wait.path.entries, wait.wait), "", Culprit(object=wait.name)
+            )
         elif wait.worst is not None and not is_unix(wait.raw):
             yield Verdict(
                 CAUSE.name,
@@ -66,17 +66,6 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
-def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The path to the server at the end of a chain of abandoned requests."""
-    end = hops(episode, view)[-1]
-    if end.slower(episode.value):
-        words = render("the network RTT to {who} {rose}", who=end.who, rose=_from_to(end.usual, end.worst))
-        rtt = item(
-            "tcp_rtt", "smoothed RTT", end.worst, "us", column="srtt_us", baseline=end.usual, keys={"peer": end.name}
-        )
-        yield Verdict(CAUSE.name, 0.9, end.host, words, (rtt,), "", Culprit(object=end.name))
-
-
 def _no_reason(wait: PeerWait) -> Words:
     """The network RTT, and why it explains nothing."""
     worst, rose = wait.worst or 0, _from_to(wait.usual, wait.worst)
@@ -105,7 +94,7 @@ def _no_reason(wait: PeerWait) -> Words:
 def _rose(path: Path) -> Words:
     """Jitter is described as a range."""
     if path.low is None or path.high is None:
-        return _from_to(path.usual, path.now)
+        return _from_to(path.usual, path.now or path.worst)
     return render(
         "rose from {usual} to between {low} and {high}, varying from packet to packet",
         usual=span((path.usual or 0) * 1e3),
@@ -122,7 +111,7 @@ CAUSE = Cause(
     "network_rtt",
     40,
     "round trips to a peer took far longer than usual",
-    {**PEERS, **CHAIN},
+    PEERS,
     "see whether a link is full or a path has changed: tickscope query tcp_rtt --group-by peer; tc -s qdisc",
     {
         "decision_latency": slower,
@@ -134,6 +123,6 @@ CAUSE = Cause(
         "network_rtt": of_peer,
         "network_loss": of_peer,
         "connect_latency": of_peer,
-        "deadline_exceeded": on_the_chain,
+        "deadline_exceeded": slower,
     },
 )

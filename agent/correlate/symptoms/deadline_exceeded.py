@@ -26,8 +26,8 @@ def judge(watch: AbandonedWatch, second: Second) -> None:
         alike = _alike(given)
         if len(alike) < max(_LEAST, _MOST_OF * len(given)) or alike["t_ns"].max() < second.at * SECOND:
             continue
-        age = float(np.median(alike["age_ns"]))
-        begun, over = int((alike["t_ns"] - alike["age_ns"]).min()), int(alike["t_ns"].max())
+        age = float(np.median(alike["duration_ns"]))
+        begun, over = int((alike["t_ns"] - alike["duration_ns"]).min()), int(alike["t_ns"].max())
         if (episode := watch.extended(SYMPTOM.name, slot, second.at, age, over)) is not None:
             new = np.count_nonzero(alike["t_ns"] >= second.at * SECOND)
             episode.facts["n"] += float(new)
@@ -48,9 +48,9 @@ def _alike(given: np.ndarray) -> np.ndarray:
     """The largest group of requests with nearly equal ages."""
     if not len(given):
         return given
-    ages = np.sort(given["age_ns"])
+    ages = np.sort(given["duration_ns"])
     least = ages[int(np.argmax(np.searchsorted(ages, _most(ages), "right") - np.arange(len(ages))))]
-    return np.asarray(given[(given["age_ns"] >= least) & (given["age_ns"] <= _most(least))])
+    return np.asarray(given[(given["duration_ns"] >= least) & (given["duration_ns"] <= _most(least))])
 
 
 def _most(ages: np.ndarray) -> np.ndarray:
