@@ -35,8 +35,8 @@ _STOPPED = 0.6  # a consumer without requests for this share of the time has sto
 
 @dataclass(frozen=True)
 class Consumption:
-    """Rates in messages a second, before and during the episode; None if unknown. silent: clients of the server that
-    stopped talking to it then, the most silent first; name: of the consumer concerned, if the server gives it.
+    """Rates in messages a second, before and during the episode; None if unknown. clients: of the server, those that
+    talk to it far less than before first; name: of the consumer concerned, if the server gives it.
     """
 
     count: float | None
@@ -46,13 +46,23 @@ class Consumption:
     arriving: float | None
     arriving_was: float | None
     delivered: bool
-    silent: tuple[Client, ...]
+    clients: tuple[Client, ...]
     name: str
     #: the longest time without a request of one consumer, as a share of the time; None if the server does not report it
     idle_share: float | None
     crept: bool  # some messages are still acknowledged: the consumer is slow, not stopped
     starved: tuple[Client, float] | None  # the client with the longest wait for a CPU, ns; None if no wait was long
     keys: Mapping[str, Any]  # of the queue, in ``queue_lag``
+
+    @property
+    def silent(self) -> tuple[Client, ...]:
+        """Clients that stopped talking to the server then."""
+        return tuple(client for client in self.clients if client.silent)
+
+    @property
+    def slower(self) -> bool:
+        """Whether less is acknowledged than usual, as far as that is known."""
+        return not self.grown and (self.idle or self.out is None or self.out < 0.9 * (self.out_was or 0))
 
     @property
     def gone(self) -> bool:
@@ -175,7 +185,6 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     known, server = episode.facts.get, episode.key[-1]
     assert isinstance(server, bytes)
     clients = talking(view, server, episode.start_ns, episode.end_ns)
-    silent = tuple(c for c in clients if c.silent)
     waits = [(view.starved_ns(client.pid, episode), client) for client in clients]
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
     starving = worst is not None and worst[0] >= _STARVING * (episode.end_ns - episode.start_ns)
@@ -187,7 +196,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
         known("in"),
         known("in_base"),
         episode.metric in DELIVERED,
-        silent,
+        tuple(clients),
         episode.words,
         _idle_share(episode, view),
         bool(known("crept", 0.0)),

@@ -137,7 +137,8 @@ NOT_ASKED = (-1, -1)
 class Waited:
     """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
     process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
-    wait for it. tids: its threads that ended the waits, if they are known; spans: the waits.
+    wait for it. tids: its threads that ended the waits, if they are known; spans: the waits; longest_ns: the longest of
+    them, if it is known.
     """
 
     pid: int
@@ -148,6 +149,7 @@ class Waited:
     where: str
     tids: frozenset[int] = frozenset()
     spans: tuple[tuple[int, int], ...] = ()
+    longest_ns: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from agent.common.address import UNIX
 from agent.common.fairness import UpperBound
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns, is_loopback
-from agent.correlate.path import Spans, path
+from agent.correlate.path import Spans, covered, path
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, own_ends, to_peer
@@ -26,6 +26,7 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
 _PEERS = 32  # of a process
 _COVERS = 0.7  # of a wait, from which another wait explains it
+_ALL_ALONG = 0.6  # ... of late answers, of which only the slowest of each second is known
 _UNACCEPTED = 0.4  # of that, the part that a request may wait, unseen, in the backlog of a Unix socket
 _RATIO, _SUM_RATIO = 2.0, 3.0  # slower than usual; the sum of all its answers
 _USUALLY = 0.8  # of the seconds before: a stall among them is not usual
@@ -47,12 +48,16 @@ Connections = list[tuple[bytes, int | None]]  #: (peer, network namespace)
 
 @dataclass(frozen=True)
 class InferredWait:
-    """A peer that kept a process waiting. pid, comm: of its server, the late one of several; 0 and empty if unknown."""
+    """A peer that kept a process waiting. pid, comm: of its server, the late one of several; 0 and empty if unknown.
+    waited_ns: for one answer; all_along: late answers followed each other for most of the time, as where requests queue
+    within the process for its only connection.
+    """
 
     raw: bytes
     pid: int
     comm: str
     waited_ns: float
+    all_along: bool = False
 
     @property
     def server(self) -> tuple[str, int] | None:
@@ -66,9 +71,9 @@ def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredW
     need = float(took.max(initial=0)) * _COVERS
     connections = _connections(episode, view, episode.pid)
     slow = _badly_reached(episode, view, connections, float(took.min(initial=took.max(initial=0))), spans)
-    late = _latest(episode, view, connections)
+    late = _latest(episode, view, connections, spans)
     unobserved_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
-    if late is None or late.waited_ns < need - unobserved_ns or late.pid == episode.pid:
+    if late is None or late.pid == episode.pid or not (late.all_along or late.waited_ns >= need - unobserved_ns):
         return slow
     return slow or [late]
 
@@ -87,13 +92,13 @@ def _connections(episode: Episode, view: View, pid: int) -> Connections:
     ]
 
 
-def _latest(episode: Episode, view: View, connections: Connections) -> InferredWait | None:
+def _latest(episode: Episode, view: View, connections: Connections, spans: Spans) -> InferredWait | None:
     """The peer of a process with the latest answer, among those that never take so long."""
-    late = [one for raw, netns in connections if (one := _late(episode, view, raw, netns))]
-    return max(late, key=lambda one: one.waited_ns, default=None)
+    late = [one for raw, netns in connections if (one := _late(episode, view, raw, netns, spans))]
+    return max(late, key=lambda one: (one.all_along, one.waited_ns), default=None)
 
 
-def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> InferredWait | None:
+def _late(episode: Episode, view: View, raw: bytes, netns: int | None, spans: Spans) -> InferredWait | None:
     port, at = int.from_bytes(raw[16:18], "little"), view.servers.netns_of(raw, netns)
     rows = view.rings["service_latency"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NOTED_NS)
     rows = rows[(rows["sport"] == port) & np.isin(rows["netns"], at)]
@@ -111,7 +116,8 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Inferr
     if not len(chosen):
         return None
     i = chosen[np.argmax(waited[chosen])]
-    return InferredWait(raw, int(rows["pid"][i]), text(rows["comm"][i]), float(waited[i]))
+    all_along = covered((begun[chosen], over[chosen]), spans) >= _ALL_ALONG
+    return InferredWait(raw, int(rows["pid"][i]), text(rows["comm"][i]), float(waited[i]), all_along)
 
 
 def _badly_reached(

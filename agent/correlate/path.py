@@ -161,6 +161,18 @@ def merged(begin: np.ndarray, end: np.ndarray) -> Spans:
     return begin[first], end[np.append(np.flatnonzero(first)[1:] - 1, len(end) - 1)]
 
 
+def covered(its: Spans, of: Spans) -> float:
+    """The share of the time of some spans that others cover."""
+    begins, ends = merged(*of)
+    taken = float((ends - begins).sum())
+    return min(1.0, float(overlap_ns(*merged(*its), begins, ends).sum()) / taken) if taken > 0 else 0.0
+
+
+def overlap_ns(from_ns: np.ndarray, to_ns: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """How much of each span from begins to ends some other spans, which do not overlap each other, cover."""
+    return np.asarray((np.minimum(to_ns[:, None], ends) - np.maximum(from_ns[:, None], begins)).clip(0).sum(axis=0))
+
+
 def rtt_us(
     view: View, raw: bytes, netns: int | None, episode: Episode
 ) -> tuple[float | None, float | None, float | None]:

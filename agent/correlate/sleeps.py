@@ -19,7 +19,7 @@ from agent.correlate.path import merged
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses
-from agent.correlate.waits import SYSCALLS, WAITING, covered, slow_decisions
+from agent.correlate.waits import SYSCALLS, WAITING, covered_by, slow_decisions
 from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, timed_out
 from agent.correlate.words import text
 from agent.tables import TABLES
@@ -64,7 +64,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
     asked = symptom_of(episode).inside and episode.key != NOT_ASKED
     requests = slow_decisions(episode, view) if asked else _whole(episode)
     readers = _readers(episode, view)
-    rows, longest = _inside(requests, readers, episode, view)
+    rows, longest = _inside(requests, readers, asked, episode, view)
     if not len(rows):
         return []
     by, lost = blamed(rows), float(np.maximum(requests["duration_ns"] - episode.base, 0).sum())
@@ -84,7 +84,7 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 len(np.unique(pids)),
                 len(mine),
                 float(lasted.max()),
-                max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered(mine, spans)),
+                max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered_by(mine, spans)),
                 1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER,
                 int(top["tid"]),
                 waiting,
@@ -108,7 +108,9 @@ def _whole(episode: Episode) -> np.ndarray:
     return out
 
 
-def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
+def _inside(
+    requests: np.ndarray, readers: set[int], asked: bool, episode: Episode, view: View
+) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode), episode)
     within_program = rows[blamed(rows) == episode.pid]
@@ -131,6 +133,8 @@ def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: Vie
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
     alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
+    if not asked:
+        alike |= _in_a_loop(rows[j], within, _MOST * took[i]) & ~of_any[j]
     # So are those of a thread that has read one and tries something again and again.
     napping = np.isin(rows["syscall"], [*REQUESTED]) & np.isin(rows["tid"], [*readers])
     again = (rows["holder_pid"] > 0) | napping
@@ -138,6 +142,16 @@ def _inside(requests: np.ndarray, readers: set[int], episode: Episode, view: Vie
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
+
+
+def _in_a_loop(rows: np.ndarray, within: np.ndarray, most_ns: np.ndarray) -> np.ndarray:
+    """Which belong to a thread that spends most of the time in such calls, one after another. Some threads always
+    sleep for the time that their program asks for.
+    """
+    if not len(rows):
+        return np.zeros(0, np.bool_)
+    _, turn = groups([rows["tid"], rows["syscall"]])
+    return np.asarray((np.bincount(turn, within)[turn] >= most_ns) & ~np.isin(rows["syscall"], [*REQUESTED]))
 
 
 def _ended(requests: np.ndarray, rows: np.ndarray, episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:

@@ -34,6 +34,8 @@ _SLOW_DECISION_NS = 10_000_000
 LEAD_NS = 200_000_000
 _CALLEES = 8  # servers of one process that are followed
 _STORMS = 16
+_BROKERS = 128  # and as many clients of them
+_LONG_NS = 50_000_000  # that these spent in calls of one kind in a second
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
 
@@ -70,6 +72,9 @@ class View:
         }
         self.watched: Which | None = None  # polls -> which of them are of queues that may have a symptom; None: all
         self.decisions = LastRows(forms["limiter_decision"], config.keep_rows, config.keep_ns)
+        self.calls = LastRows(forms["syscall_latency"], config.keep_rows, config.keep_ns)  # long ones of consumers
+        self._brokers: dict[bytes, None] = {}  # that are polled; the last ones
+        self._consumers: dict[int, None] = {}  # their clients, the last ones
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
@@ -89,7 +94,8 @@ class View:
     def track(self) -> dict[LastRows, set[tuple[int, int]]]:
         """From here on, the times that are read are recorded."""
         self._shared = {}
-        spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
+        rings = (self.decisions, self.calls, *self.rings.values())
+        spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in rings}
         for ring, its in spans.items():
             ring.track(its)
         return spans
@@ -127,6 +133,7 @@ class View:
         self.recorded.update(table for table, its in rows.items() if len(its))
         if "unix_peer" in rows and "tcp_rtt" in self.rings:
             rows = {**rows, "tcp_rtt": with_unix(self._forms["tcp_rtt"], rows.get("tcp_rtt"), rows["unix_peer"])}
+        self._learn(rows.get("queue_lag"), rows.get("tcp_rtt"))
         for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:
@@ -139,6 +146,7 @@ class View:
                 kept = pick(kept, (kept["duration_ns"] >= floor) | ~_RESOLVED[kept["result"]])
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
+                self.calls.add(pick(kept, among(kept["pid"], self._consumers) & (kept["sum_ns"] >= _LONG_NS)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
                 kept = pick(kept, (kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor)))
             elif table == "tcp_rtt":
@@ -162,6 +170,14 @@ class View:
         if decisions is not None:
             with np.errstate(invalid="ignore"):
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
+
+    def _learn(self, polls: np.ndarray | None, talks: np.ndarray | None) -> None:
+        """Which servers are polled, and which processes talk to them."""
+        if polls is not None and len(polls):
+            _note(self._brokers, [polls["peer"][i].tobytes() for i in groups([polls["peer"]])[0]])
+        if talks is not None and self._brokers:
+            talks = talks[(talks["role"] != _SERVER) & (talks["pid"] > 0)]
+            _note(self._consumers, np.unique(talks["pid"][among(talks["peer"], self._brokers)]).tolist())
 
     def netns(self, episode: Episode, peer: bytes) -> int | None:
         """The network namespace from which the episode's process talks to a peer; for the agent's own polls, the
@@ -298,6 +314,15 @@ class View:
         """The processes of this host that serve these peers."""
         found = [self.server(raw, self.netns(episode, raw), episode) for raw in self.peers(episode)[:_CALLEES]]
         return [server[1] for server in found if server]
+
+
+def _note(last: dict[T, None], found: Iterable[T]) -> None:
+    """Adds these; the oldest make room."""
+    for one in found:
+        last.pop(one, None)
+        last[one] = None
+    while len(last) > _BROKERS:
+        del last[next(iter(last))]
 
 
 def _each_poll(polls: np.ndarray) -> np.ndarray:

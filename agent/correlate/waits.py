@@ -14,7 +14,7 @@ from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
-from agent.correlate.path import ENOUGH, Path, Spans, merged, path
+from agent.correlate.path import ENOUGH, Path, Spans, covered, path
 from agent.correlate.preemption import near
 from agent.correlate.resent import NO_CLIENTS, Resent, resent
 from agent.correlate.rows import groups, start_ticks
@@ -270,7 +270,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         waited.setdefault(raw, 0.0)
     given = _given_up(episode, view)
     for raw, requests in given.items():
-        waited[raw] = max(waited.get(raw, 0.0), lost * covered(requests, slow_spans(episode, view)))
+        waited[raw] = max(waited.get(raw, 0.0), lost * covered_by(requests, slow_spans(episode, view)))
     found = []
     queued = _queued(episode, view, to_peer)
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
@@ -311,22 +311,14 @@ def _queued(episode: Episode, view: View, calls: np.ndarray) -> dict[bytes, floa
     if not symptom_of(episode).inside or not len(calls):
         return {}
     spans = slow_spans(episode, view)
-    return {raw: covered(_towards(calls, raw), spans) for raw in view.unusual_waits(episode)}
+    return {raw: covered_by(_towards(calls, raw), spans) for raw in view.unusual_waits(episode)}
 
 
-def covered(calls: np.ndarray, requests: Spans) -> float:
+def covered_by(calls: np.ndarray, requests: Spans) -> float:
     """The share of the time with requests in which one of these calls lasted. Requests that wait for each other within
     the program (for a lock, or a connection of a pool) lose that time, too, though no call of theirs is among these.
     """
-    begins, ends = merged(*requests)
-    taken = float((ends - begins).sum())
-    from_ns, to_ns = merged(calls["t_ns"] - calls["duration_ns"], calls["t_ns"])
-    return min(1.0, float(overlap_ns(from_ns, to_ns, begins, ends).sum()) / taken) if taken > 0 else 0.0
-
-
-def overlap_ns(from_ns: np.ndarray, to_ns: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """How much of each span from begins to ends some other spans, which do not overlap each other, cover."""
-    return np.asarray((np.minimum(to_ns[:, None], ends) - np.maximum(from_ns[:, None], begins)).clip(0).sum(axis=0))
+    return covered((calls["t_ns"] - calls["duration_ns"], calls["t_ns"]), requests)
 
 
 def _peer(

@@ -25,7 +25,9 @@ _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _WHOLE = 0.75  # of the time, from which a wait is all of it: there may be time-outs in between
 _FURTHER = 0.98  # ... and for each step
 #: Causes that say no more than who was waited for.
-IMPACTS = frozenset(("broker_slow", "peer_stopped", "syscall", "process_wait", "dns", "consumer_slow"))
+IMPACTS = frozenset(
+    ("broker_slow", "peer_stopped", "syscall", "process_wait", "dns", "consumer_slow", "consumer_stopped")
+)
 
 
 def hops(episode: Episode, view: View) -> list[tuple[Waited, Episode]]:
@@ -55,7 +57,7 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
     tick = view.started(hop.pid, episode)
     start_ns = min(episode.start_ns, hop.spans[0][0]) if hop.spans else episode.start_ns
     lasted, timed = float(episode.end_ns - start_ns), episode.unit == "ns"
-    value = min(episode.value, lasted) if timed else lasted
+    value = min(episode.value if timed else lasted, lasted, hop.longest_ns or lasted)
     return Episode(
         "service_latency",
         _late_port(hop.pid, episode, view) if hop.serves == NOT_ASKED else hop.serves,

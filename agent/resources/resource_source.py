@@ -1,8 +1,8 @@
 """Polls what watched processes use. A row is made where something is near its limit or is withheld, and for each object
 from time to time, as a baseline.
 
-Watched are processes that report decisions or serve others, at most ``MOST``. All files can be read by every user and
-take 10 us each.
+Watched are processes that report decisions, serve others, or talk to a broker that is polled, at most ``MOST``. All
+files can be read by every user and take 10 us each.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ FAULTS = 16
 #: CPU time within one poll that makes a row.
 RAN_NS = 20_000_000
 _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
+_POLLER = b"tickscope-poll"
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Resources(Pending):
         self._limits: dict[tuple[str, str], CgroupLimits] = {}
         self._met: dict[str, list[Used]] = {}  # by directory, in this poll
         self._next_ns = 0
+        self._brokers: set[bytes] = set()  # that are polled: their clients are consumers
         self._whole = False  # every other poll; the others read only descriptors, of processes near their limit
         self._near: set[tuple[int, int]] = set()
         self._polled_ns = 0
@@ -99,12 +101,15 @@ class Resources(Pending):
 
     def watch(self, batch: Batch, now_ns: int) -> None:
         """Watches the processes of these rows."""
+        rows = batch.rows
+        if batch.table == "queue_lag":
+            self._brokers = {*self._brokers, *rows["peer"].tolist()} if len(self._brokers) < MOST else self._brokers
         if batch.table not in ("tcp_rtt", "socket_queue", "limiter_decision"):
             return
-        rows = batch.rows
         which = (rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)
         if batch.table == "tcp_rtt":
-            which &= rows["role"] == _SERVER
+            consumes = np.array([peer in self._brokers for peer in rows["peer"].tolist()], np.bool_)
+            which &= (rows["role"] == _SERVER) | (consumes & (rows["comm"] != _POLLER))
         elif batch.table == "socket_queue":
             which &= rows["kind"] == _ACCEPT
         which = np.flatnonzero(which)

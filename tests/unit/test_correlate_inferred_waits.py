@@ -109,6 +109,24 @@ def test_the_one_of_its_peers_that_answered_late_is_meant() -> None:
     assert "redis-server pid 1801 at 127.0.0.1:6379 did not answer for 3 s" in str(one["sentence"])
 
 
+@pytest.mark.parametrize(("each_ms", "cause"), [(800, "broker_slow"), (300, "unknown")])
+def test_requests_that_queue_for_one_connection_wait_for_late_answers_in_a_row(each_ms: int, cause: str) -> None:
+    """No answer of the cache takes nearly as long as one of the shop."""
+    host = Host()
+    slow(host, SHOP_PID, PORT, b"shop")
+    listens(host, CACHE_PID, 6379, b"redis-server")
+    its = {**REDIS_SERVER, "sport": 6379}
+    answers(host, 0, 30, n=6379, sum_ns=40 * MS, **its)
+    for second in (30, 31, 32):
+        begun = T0 + second * S + (900 - each_ms) * MS
+        served(host, second, requests=1, max_ns=each_ms * MS, max_from_ns=begun, sum_ns=each_ms * MS, **its)
+    answers(host, 33, UNTIL, n=6380, sum_ns=40 * MS, **its)
+    talks(host, SHOP_PID, CACHE)
+    one = of_shop(host)
+    assert one["cause"] == cause
+    assert ("did not answer for 800 ms" in str(one["sentence"])) == (cause == "broker_slow")
+
+
 def test_peers_that_are_not_considered_are_counted() -> None:
     host, losses = shop(), [0]
 

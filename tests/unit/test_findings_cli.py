@@ -93,7 +93,7 @@ def test_the_process_with_the_symptom_is_named_and_where_it_ran_is_shown(tmp_pat
     assert f"In {where}." in listed
     explained = tickscope("explain", "last", "--store", path).stdout.decode()
     assert f"  where    {where}\n" in explained
-    assert "redis-server, in unit redis.service" in explained
+    assert "redis-server pid 900, in unit redis.service" in explained
 
 
 def test_query_and_sql_report_each_finding_once_too(filled: Path) -> None:

@@ -53,7 +53,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
 def _waiting(episode: Episode, view: View, group: Consumption) -> Iterator[Verdict]:
     """They wait for another server. If they acknowledge nothing, it must have kept them for most of the time."""
     it = dependency(episode, view)
-    if it is None or group.grown or not (group.idle or group.out is None or group.out < 0.9 * (group.out_was or 0)):
+    if it is None or not group.slower:
         return
     if group.idle and it.longest_ns < _MOSTLY * (episode.end_ns - episode.start_ns):
         return

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause, symptom_of
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Verdict, item
 from agent.correlate.sleeps import READS, Sleep, held_up
+from agent.correlate.spending import READS as SPENDING
+from agent.correlate.spending import spending
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
 from agent.correlate.wakers import REQUESTED
@@ -16,6 +18,7 @@ from agent.correlate.words import Words, process, render, span, value
 
 #: Of the lost time, from which it is all of it: a call may be made again after a time-out (PostgreSQL: 1 s).
 _WHOLE = 0.8
+_SPENT = 0.93  # score if all of the time
 _SEVERAL = 3  # waits, from which a slow request is no single one
 
 
@@ -58,6 +61,41 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
+def spent(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A process that was not asked for answers slept for far longer than before."""
+    if episode.key != NOT_ASKED or episode.tids:
+        return
+    for its in spending(episode, view):
+        if its.call.encode() not in REQUESTED or its.more < SHARE:
+            continue
+        who = process(episode.comm, episode.pid)
+        words = render(
+            "{who} slept in {call} for {share} of the time (usually {usual}), up to {longest} each, as its program"
+            " requested",
+            who=who,
+            call=its.call,
+            share=value(min(1.0, its.share), "ratio"),
+            usual=value(its.usual, "ratio"),
+            longest=span(its.longest_ns),
+        )
+        entry = item(
+            "syscall_latency",
+            f"asleep in {its.call}",
+            its.longest_ns,
+            "ns",
+            column="max_ns",
+            share=round(its.more, 2),
+            keys={"pid": episode.pid, "syscall": its.call},
+        )
+        culprit, score = Culprit(episode.pid, episode.comm), _SPENT * min(1.0, its.more / _WHOLE)
+        yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), its.call, culprit)
+
+
+def late(episode: Episode, view: View) -> Iterator[Verdict]:
+    yield from slept(episode, view)
+    yield from spent(episode, view)
+
+
 def _until(sleep: Sleep) -> Words:
     if sleep.by and sleep.lock:
         return render(", between tries to lock {file}, which {who} held", file=sleep.lock, who=process(*sleep.by))
@@ -74,9 +112,9 @@ CAUSE = Cause(
     69,
     "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
     " processes), or for a time that its program asked for",
-    READS,
+    {**READS, **SPENDING},
     "see what that process did meanwhile: tickscope query slow_syscall --columns"
     " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
     " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",
-    {"service_latency": slept, "decision_latency": slept},
+    {"service_latency": late, "decision_latency": slept},
 )

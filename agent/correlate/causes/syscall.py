@@ -18,7 +18,7 @@ from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
-from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, covered, slow_spans, spent
+from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, covered_by, slow_spans, spent
 from agent.correlate.wakers import blamed
 from agent.correlate.words import Words, process, render, span, text, value
 
@@ -42,7 +42,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     mine = rows[group == at]
     beside = _beside(rows[group != at], mine)
     share = min(1.0, float(totals[at] + beside["duration_ns"].sum()) / lost) if lost else 0.0
-    share = max(share, covered(np.concatenate([mine, beside]), slow_spans(episode, view)))
+    share = max(share, covered_by(np.concatenate([mine, beside]), slow_spans(episode, view)))
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(mine["duration_ns"].max())
     culprit, ended = _holder(mine, episode.pid)

@@ -16,7 +16,9 @@ def requested(episode: Episode, view: View) -> Iterator[Waited]:
         if wait.server and wait.own >= SHARE and not wait.slower and not wait.resolver:
             owes = owing(wait.raw, view.netns(episode, wait.raw), episode, view)
             serves = (owes[2], int.from_bytes(wait.raw[16:18], "little")) if owes else NOT_ASKED
-            yield Waited(wait.server[1], wait.server[0], wait.own, wait.sure, serves, wait.where)
+            yield Waited(
+                wait.server[1], wait.server[0], wait.own, wait.sure, serves, wait.where, longest_ns=wait.longest
+            )
 
 
 EDGE = EdgeKind("socket", PEERS, requested, (*EdgeKind.symptoms, "deadline_exceeded"))

@@ -1,0 +1,58 @@
+"""How the process of an episode spent its time, compared with before: the calls in which it was for far longer. Pure.
+
+The sums of all threads a second are known for consumers of queues only (``View.calls``). What a process always does, it
+does not do for longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.correlate.episode import Episode
+from agent.correlate.rows import groups
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View
+from agent.correlate.words import text
+
+READS = {"syscall_latency": ("syscall", "basis", "kind", "peer", "interval_ns", "count", "sum_ns", "max_ns")}
+_BEFORE_NS, _KNOWN_NS, _AFTER_NS = 60 * SECOND, 10 * SECOND, SECOND
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Calls of one kind. share, usual: of the time, now and before (several threads: more than 1)."""
+
+    call: str
+    share: float
+    usual: float
+    times: int
+    longest_ns: float
+
+    @property
+    def more(self) -> float:
+        return min(1.0, self.share - self.usual)
+
+
+def spending(episode: Episode, view: View) -> list[Spending]:
+    """What it did for longer than before, most of the time first; empty if it is not known for long enough."""
+    rows = view.own(view.calls.between(episode.start_ns - _BEFORE_NS, episode.end_ns + _AFTER_NS), episode)
+    known_ns = episode.start_ns - int((rows["t_ns"] - rows["interval_ns"]).min(initial=episode.start_ns))
+    now = rows["t_ns"] - rows["interval_ns"] // 2 > episode.start_ns
+    if known_ns < _KNOWN_NS or not now.any():
+        return []
+    lasted_ns = max(float(SECOND), float(rows["t_ns"][now].max() - episode.start_ns))
+    first, group = groups([rows["syscall"]])
+    found = []
+    for n, row in enumerate(rows[first]):
+        its, before = rows[now & (group == n)], rows[~now & (group == n)]
+        usual = float(before["sum_ns"].sum()) / min(known_ns, _BEFORE_NS)
+        one = Spending(
+            text(row["syscall"]),
+            float(its["sum_ns"].sum()) / lasted_ns,
+            usual,
+            int(its["count"].sum()),
+            float(its["max_ns"].max(initial=0)),
+        )
+        if one.more > 0:
+            found.append(one)
+    return sorted(found, key=lambda one: (-one.more, one.call))

@@ -1,0 +1,92 @@
+"""From a queue that falls behind to its consumers, and to what these do in place of taking the next message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, peer, run
+from tests.unit.test_correlate_queues import CONSUMERS, talk, well
+
+WORKER_ROW: dict[str, Any] = {"pid": 502, "comm": b"worker-2"}
+WORKER = {**WORKER_ROW, "tid": 502}
+BAD = np.arange(30, 38)
+
+
+def behind(out: float) -> Host:
+    """From 30 s on for 8 s, this many messages a second are acknowledged, of 40."""
+    host = well(0, 30)
+    ages = np.arange(8) * 0.8 + 0.8
+    host.queue(30, 38, lag=(ages * 40).astype(int), age=ages, incoming=40, out=out, consumers=3)
+    talk(host, 30, 38, b"worker-1", b"worker-3")
+    return well(38, UNTIL, host)
+
+
+def spent(host: Host, call: bytes, at: Any, ms: int, **more: Any) -> None:
+    """The sums of these seconds."""
+    its = {"basis": "blocked", "kind": "waiting", "syscall": call, "interval_ns": S, "count": 2, "run_queue_ns": 0}
+    host.add("syscall_latency", at=at, **WORKER_ROW, **its, sum_ns=ms * MS, max_ns=ms * MS // 2, **more)
+
+
+def only(host: Host) -> dict[str, Any]:
+    (one,) = [one for one in latest(run(host, UNTIL)) if one["symptom"] == "queue_lag"]
+    return one
+
+
+def test_it_waits_for_a_lock_that_another_process_holds() -> None:
+    host = behind(0.0)
+    its = {"kind": "slow", "syscall": b"flock", "fd_type": b"file", "file": b"stock.db", "run_queue_ns": 0}
+    held = {"holder_pid": 123, "holder_comm": b"backup", "holder_start_ns": T0}
+    host.add("slow_syscall", at=37.9, **WORKER, **its, **held, duration_ns=7800 * MS)
+    one = only(host)
+    assert (one["cause"], one["culprit_pid"], one["via"]) == ("syscall", 123, "worker-2 pid 502")
+    assert "backup pid 123 held the lock" in one["sentence"]
+
+
+@pytest.mark.parametrize(("before_ms", "cause"), [(60, "process_wait"), (950, "consumer_slow")])
+def test_it_sleeps_for_longer_than_before(before_ms: int, cause: str) -> None:
+    """Some thread of it may always sleep."""
+    host = behind(8.0)
+    spent(host, b"clock_nanosleep", np.arange(1, 31), before_ms)
+    spent(host, b"clock_nanosleep", BAD + 1, 950)
+    one = only(host)
+    assert one["cause"] == cause, one["sentence"]
+    assert ("slept in clock_nanosleep for 90.2 % of the time (usually 6.09 %)" in one["sentence"]) == (before_ms == 60)
+
+
+def test_it_runs_a_child_for_each_message() -> None:
+    host = behind(8.0)
+    for n in range(13):
+        its = {"kind": "waiting", "syscall": b"wait4", "fd_type": b"", "run_queue_ns": 0, "duration_ns": 580 * MS}
+        child = {"waker_pid": 900 + n, "waker_comm": b"convert", "waker_tid": 900 + n}
+        host.add("slow_syscall", at=30.1 + (n + 1) * 0.6, **WORKER, **its, **child)
+    one = only(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("process_wait", "wait4", "convert")
+
+
+@pytest.mark.parametrize(("usual_ms", "cause"), [(30, "busy"), (900, "consumer_slow")])
+def test_it_computes(usual_ms: int, cause: str) -> None:
+    host = behind(8.0)
+    for at, ms in ((np.arange(1, 31), usual_ms), (BAD + 1, 960)):
+        host.add("cpu_use", at=at, **WORKER_ROW, interval_ns=S, user_ns=ms * MS, system_ns=0)
+    one = only(host)
+    assert one["cause"] == cause, one["sentence"]
+
+
+def test_a_server_that_answers_each_of_its_requests_late() -> None:
+    """No answer takes nearly as long as the queue is behind."""
+    host, upstream = behind(8.0), peer("10.0.0.8", 8080)
+    its = {"role": "client", "peer": upstream, "rtt": (30, 40, 45, 50), "interval_ns": S}
+    host.add("tcp_rtt", at=np.arange(UNTIL), **WORKER_ROW, **its)
+    spent(host, b"recvfrom", np.arange(1, 31), 60, peer=upstream)
+    spent(host, b"recvfrom", BAD + 1, 950, peer=upstream)
+    one = only(host)
+    assert one["culprit_object"] == "10.0.0.8:8080", one["sentence"]
+
+
+def test_all_that_are_as_ever_are_no_reason() -> None:
+    host = behind(8.0)
+    talk(host, 30, 38, *CONSUMERS)
+    assert only(host)["cause"] == "consumer_slow"
