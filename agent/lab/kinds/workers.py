@@ -43,7 +43,7 @@ KINDS = (
         "all consumers work slowly",
         Size("work_s", 0.4, 3.0),
         ("consumers",),
-        (Right("consumer_slow"),),
+        (Right("process_wait", "clock_nanosleep"), Right("consumer_slow")),
         setting_fault("work_s", lambda f, _: f.size, _CONSUMERS),
         (6.0, 12.0),
         settle_s=3.0,
@@ -54,7 +54,7 @@ KINDS = (
         "one consumer holds what it took for long",
         Size("duration_s", 3.0, 14.0),
         _CONSUMERS,
-        (Right("consumer_slow", culprit=True), Right("consumer_stopped", culprit=True)),
+        (_SLEEPS, Right("consumer_slow", culprit=True), Right("consumer_stopped", culprit=True)),
         setting_fault("work_s", lambda f, _: f.size),
     ),
     Kind(
