@@ -67,7 +67,9 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
 def _dark(wait: PeerWait, entry: Evidence, episode: Episode, view: View) -> Verdict:
     netns = view.netns(episode, wait.raw)
     if is_loopback(wait.raw) or view.has_address(wait.raw, netns, episode):
-        return Verdict(CAUSE.name, 0.0, "", f"{wait.name} is an address of this host, to which no network loses packets")
+        return Verdict(
+            CAUSE.name, 0.0, "", f"{wait.name} is an address of this host, to which no network loses packets"
+        )
     words = render("{n} to {who} were not answered at all", n=value(wait.unanswered, "connect"), who=wait.who)
     unanswered = item(
         "tcp_connect", "connects not answered", wait.unanswered, "", column="result", keys={"peer": wait.name}
