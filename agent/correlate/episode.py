@@ -138,7 +138,7 @@ class Waited:
     """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
     process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
     wait for it. tids: its threads that ended the waits, if they are known; spans: the waits; longest_ns: the longest of
-    them, if it is known.
+    them, if it is known. through: (comm, pid) of processes between, which only passed it on.
     """
 
     pid: int
@@ -150,6 +150,7 @@ class Waited:
     tids: frozenset[int] = frozenset()
     spans: tuple[tuple[int, int], ...] = ()
     longest_ns: float = 0.0
+    through: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

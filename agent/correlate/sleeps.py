@@ -18,7 +18,7 @@ from agent.correlate.local import is_loopback
 from agent.correlate.path import merged
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import NO_PEER, View, addresses
+from agent.correlate.view import LEAD_NS, NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered_by, slow_decisions
 from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, timed_out
 from agent.correlate.words import text
@@ -112,7 +112,7 @@ def _inside(
     requests: np.ndarray, readers: set[int], asked: bool, episode: Episode, view: View
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
-    rows = view.own(view.during("slow_syscall", episode), episode)
+    rows = view.own(view.during("slow_syscall", episode, LEAD_NS if asked else SECOND), episode)
     within_program = rows[blamed(rows) == episode.pid]
     if episode.tids:
         rows = of_threads(rows, episode.tids, episode.pid)

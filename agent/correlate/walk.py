@@ -26,7 +26,10 @@ _WHOLE = 0.75  # of the time, from which a wait is all of it: there may be time-
 _FURTHER = 0.98  # ... and for each step
 #: Causes that say no more than who was waited for.
 IMPACTS = frozenset(
-    ("broker_slow", "peer_stopped", "syscall", "process_wait", "dns", "consumer_slow", "consumer_stopped")
+    (
+        *("broker_slow", "peer_stopped", "syscall", "process_wait", "dns"),
+        *("consumer_slow", "consumer_stopped", "server_error"),
+    )
 )
 
 
@@ -123,7 +126,7 @@ def further(
             replace(
                 v,
                 score=v.score * min(1.0, hop.share / _WHOLE) * hop.sure**0.5 * _FURTHER,
-                via=(who, *v.via),
+                via=(*(process(*one) for one in hop.through), who, *v.via),
                 words=_via(v, who),
                 short="",
             )
@@ -165,10 +168,11 @@ def _points_back(verdict: Verdict, node: Episode, way: tuple[Episode, ...], view
 
 
 def _names(verdict: Verdict, hop: Waited) -> bool:
-    """Whether it only names the process that was waited for."""
+    """Whether it only names the process that was waited for, or one between."""
     if verdict.cause not in IMPACTS:
         return False
-    return verdict.culprit.pid == hop.pid or bool(hop.where and verdict.scope == hop.where)
+    pids = {hop.pid, *(pid for _, pid in hop.through)}
+    return verdict.culprit.pid in pids or bool(hop.where and verdict.scope == hop.where)
 
 
 def _passed_on(verdict: Verdict) -> Verdict:

@@ -275,6 +275,29 @@ def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> No
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
+def test_the_errors_of_who_gives_up_are_followed_to_what_its_server_waited_for() -> None:
+    """A session of the database waits for a lock that another process holds."""
+    host = chain(b"502", b"500")
+    t = times(30, 35)
+    host.add(
+        "tcp_close",
+        len(t),
+        t_ns=t + S // 2,
+        pid=APP,
+        comm=b"gunicorn",
+        netns=NETNS,
+        peer=DATABASE_AT,
+        role="client",
+        waited_ns=1_000_000_000,
+        bytes_in=0,
+    )
+    its = {"kind": "waiting", "syscall": b"epoll_wait", "fd_type": b"", "duration_ns": 4900 * MS, "run_queue_ns": 0}
+    by = {"waker_pid": 999, "waker_tid": 999, "waker_comm": b"vacuum"}
+    host.add("slow_syscall", at=34.95, pid=DATABASE, tid=DATABASE, comm=b"postgres", **its, **by)
+    found = latest(run(host, UNTIL))
+    assert {(one["cause"], one["culprit_pid"]) for one in found} == {("process_wait", 999)}
+
+
 def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
     host.add(
