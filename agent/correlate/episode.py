@@ -23,7 +23,8 @@ class Episode:
     reported. blame: the cause of its finding, if known. keys: what selects its rows in its symptom's table, beside the
     pid (see ``Evidence.keys``). taker: for a limiter that is used at several places, the other place that took most.
 
-    Of a process that was waited for: tids: the threads that ended the waits, if they are known; spans: the waits.
+    Of a process that was waited for: tids: the threads that ended the waits, if they are known; spans: the waits;
+    idle_at: the peer (as in rows) of which it waits for more work.
     """
 
     symptom: str
@@ -52,6 +53,7 @@ class Episode:
     taker: str = ""
     tids: frozenset[int] = frozenset()
     spans: tuple[tuple[int, int], ...] = ()
+    idle_at: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class Waited:
     """A process of this host that an episode's process waited for. share: of the lost time; sure: that it was this
     process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
     wait for it. tids: its threads that ended the waits, if they are known; spans: the waits; longest_ns: the longest of
-    them, if it is known. through: (comm, pid) of processes between, which only passed it on.
+    them, if it is known. through: (comm, pid) of processes between, which only passed it on. idle_at: the peer of
+    which it waits for more work.
     """
 
     pid: int
@@ -151,6 +154,7 @@ class Waited:
     spans: tuple[tuple[int, int], ...] = ()
     longest_ns: float = 0.0
     through: tuple[tuple[str, int], ...] = ()
+    idle_at: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Waits for more work are no such calls: they begin before the request that ends t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,10 @@ from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
 from agent.correlate.local import is_loopback
-from agent.correlate.path import merged
+from agent.correlate.path import ENOUGH, merged
 from agent.correlate.rows import groups, known
+from agent.correlate.spending import READS as SPENDING
+from agent.correlate.spending import spending
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import LEAD_NS, NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered_by, slow_decisions
@@ -24,7 +27,7 @@ from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads
 from agent.correlate.words import text
 from agent.tables import TABLES
 
-READS = {**SYSCALLS, "tcp_rtt": ("netns", "role", "peer", "saddr")}
+READS = {**SYSCALLS, **SPENDING, "tcp_rtt": ("netns", "role", "peer", "saddr")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
 _MOST = 0.7  # of a request, from which one wait is the reason for it
@@ -64,28 +67,29 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
     asked = symptom_of(episode).inside and episode.key != NOT_ASKED
     requests = slow_decisions(episode, view) if asked else _whole(episode)
     readers = _readers(episode, view)
-    rows, longest = _inside(requests, readers, asked, episode, view)
+    more = {} if asked or episode.tids else _more(episode, view)
+    rows, longest = _inside(requests, readers, asked, more, episode, view)
     if not len(rows):
         return []
     by, lost = blamed(rows), float(np.maximum(requests["duration_ns"] - episode.base, 0).sum())
     spans = requests["t_ns"] - requests["duration_ns"], np.minimum(requests["t_ns"], episode.end_ns + _OFF_NS)
-    comm = np.where(rows["holder_pid"] > 0, rows["holder_comm"], rows["waker_comm"])
-    first, group = groups([by > 0, np.where(by > 0, comm, b""), rows["syscall"]])
+    first, group = groups([by > 0, np.where(by > 0, _comm(rows), b""), rows["syscall"]])
     found = []
     for n in range(len(first)):
         mine, lasted, pids = rows[group == n], longest[group == n], by[group == n]
         top, pid = mine[int(np.argmax(lasted))], int(pids[int(np.argmax(lasted))])
-        who = text(top["holder_comm"] if top["holder_pid"] > 0 else top["waker_comm"])
-        waiting = bool(top["kind"] == WAITING)
+        call, waiting = text(top["syscall"]), bool(top["kind"] == WAITING)
+        sure = 1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER
+        share = max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered_by(mine, spans))
         found.append(
             Sleep(
-                text(top["syscall"]),
-                (who, pid) if pid else None,
+                call,
+                (text(_comm(top).item()), pid) if pid else None,
                 len(np.unique(pids)),
                 len(mine),
                 float(lasted.max()),
-                max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered_by(mine, spans)),
-                1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER,
+                max(share, more.get(call, 0.0)),
+                max(sure, _READER if call in more else 0.0),
                 int(top["tid"]),
                 waiting,
                 all_known(mine["waker_tid"][mine["waker_pid"] == pid]),
@@ -94,6 +98,16 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
             )
         )
     return sorted(found, key=lambda sleep: (-sleep.share, sleep.call))
+
+
+def _more(episode: Episode, view: View) -> dict[str, float]:
+    """The calls that take more of its time than before, with that share."""
+    return {one.call: one.more for one in spending(episode, view) if one.more >= ENOUGH}
+
+
+def _comm(rows: np.ndarray) -> np.ndarray:
+    """Of who held or ended each."""
+    return np.where(rows["holder_pid"] > 0, rows["holder_comm"], rows["waker_comm"])
 
 
 def _whole(episode: Episode) -> np.ndarray:
@@ -109,7 +123,7 @@ def _whole(episode: Episode) -> np.ndarray:
 
 
 def _inside(
-    requests: np.ndarray, readers: set[int], asked: bool, episode: Episode, view: View
+    requests: np.ndarray, readers: set[int], asked: bool, more: Mapping[str, float], episode: Episode, view: View
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode, LEAD_NS if asked else SECOND), episode)
@@ -133,8 +147,8 @@ def _inside(
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
     alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
-    if not asked:
-        alike |= _in_a_loop(rows[j], within, _MOST * took[i]) & ~of_any[j]
+    # So are calls that take more of its time than before.
+    alike |= np.isin(rows["syscall"][j], [call.encode() for call in more]) & ~of_any[j]
     # So are those of a thread that has read one and tries something again and again.
     napping = np.isin(rows["syscall"], [*REQUESTED]) & np.isin(rows["tid"], [*readers])
     again = (rows["holder_pid"] > 0) | napping
@@ -142,16 +156,6 @@ def _inside(
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]
-
-
-def _in_a_loop(rows: np.ndarray, within: np.ndarray, most_ns: np.ndarray) -> np.ndarray:
-    """Which belong to a thread that spends most of the time in such calls, one after another. Some threads always
-    sleep for the time that their program asks for.
-    """
-    if not len(rows):
-        return np.zeros(0, np.bool_)
-    _, turn = groups([rows["tid"], rows["syscall"]])
-    return np.asarray((np.bincount(turn, within)[turn] >= most_ns) & ~np.isin(rows["syscall"], [*REQUESTED]))
 
 
 def _ended(requests: np.ndarray, rows: np.ndarray, episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:

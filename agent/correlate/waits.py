@@ -9,7 +9,7 @@ import numpy as np
 from agent.correlate.abandoned import READS as GIVEN_UP
 from agent.correlate.abandoned import given_up
 from agent.correlate.catalogue import symptom_of
-from agent.correlate.episode import Culprit, Episode, Evidence, item
+from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Evidence, item
 from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
@@ -30,6 +30,7 @@ WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 SHARE = ENOUGH  # a cause is worth naming from this share of the lost time on
 
 NONE_GIVEN = given_up(None, None)
+_OFTEN = 3  # waits, or seconds with some, from which they are usual
 _GIVEN_UP = 0.5  # of the episode's value: a deadline that is passed on grows shorter along a chain
 
 #: Ports of name servers: DNS, DNS over TLS.
@@ -271,6 +272,8 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     given = _given_up(episode, view)
     for raw, requests in given.items():
         waited[raw] = max(waited.get(raw, 0.0), lost * covered_by(requests, slow_spans(episode, view)))
+    for raw in {episode.idle_at, *(raw for raw in waited if _as_ever(raw, episode, view))}:
+        waited.pop(raw, None)
     found = []
     queued = _queued(episode, view, to_peer)
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
@@ -302,6 +305,20 @@ def _given_up(episode: Episode, view: View) -> dict[bytes, np.ndarray]:
     else:
         rows = rows[(rows["pid"] == episode.pid) & (rows["tick"] == episode.start_tick)]
     return {rows["peer"][i].tobytes(): _towards(rows, rows["peer"][i].tobytes()) for i in groups([rows["peer"]])[0]}
+
+
+def _as_ever(raw: bytes, episode: Episode, view: View) -> bool:
+    """Whether a process that was not asked for answers waited for that peer as long before: for jobs."""
+    if episode.key != NOT_ASKED or episode.tids:
+        return False
+    worst, before = 0, 0
+    for table, column in (("slow_syscall", "duration_ns"), ("syscall_latency", "max_ns")):
+        rows = view.rings[table].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+        rows = _towards(view.own(rows[rows["kind"] == WAITING], episode), raw)
+        now = rows["t_ns"] >= episode.start_ns
+        worst = max(worst, int(rows[column][now].max(initial=0)))
+        before = max(before, int(np.count_nonzero(2 * rows[column][~now] >= worst)))
+    return worst > 0 and before >= _OFTEN
 
 
 def _queued(episode: Episode, view: View, calls: np.ndarray) -> dict[bytes, float]:

@@ -79,6 +79,7 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
         comm=hop.comm,
         tids=hop.tids,
         spans=hop.spans,
+        idle_at=hop.idle_at,
     )
 
 

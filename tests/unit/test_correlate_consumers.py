@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, latest, peer, run
+from tests.unit.correlate_scenarios import MS, PEER, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_queues import CONSUMERS, talk, well
 
 WORKER_ROW: dict[str, Any] = {"pid": 502, "comm": b"worker-2"}
@@ -62,8 +62,33 @@ def test_it_runs_a_child_for_each_message() -> None:
         its = {"kind": "waiting", "syscall": b"wait4", "fd_type": b"", "run_queue_ns": 0, "duration_ns": 580 * MS}
         child = {"waker_pid": 900 + n, "waker_comm": b"convert", "waker_tid": 900 + n}
         host.add("slow_syscall", at=30.1 + (n + 1) * 0.6, **WORKER, **its, **child)
+    spent(host, b"poll", np.arange(1, 31), 900)
+    spent(host, b"wait4", BAD + 1, 970)
     one = only(host)
     assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("process_wait", "wait4", "convert")
+
+
+def test_it_tries_again_and_again_to_get_a_lock() -> None:
+    """As SQLite does."""
+    host = behind(0.0)
+    its = {"kind": "waiting", "syscall": b"clock_nanosleep", "fd_type": b"", "file": b"app.db", "run_queue_ns": 0}
+    held = {"holder_pid": 123, "holder_comm": b"backup", "holder_start_ns": T0}
+    for n in range(60):
+        host.add("slow_syscall", at=32 + n / 10, **WORKER, **its, **held, duration_ns=99 * MS)
+    spent(host, b"poll", np.arange(1, 31), 900)
+    spent(host, b"clock_nanosleep", BAD + 1, 970)
+    one = only(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", 123)
+    assert "between tries to lock app.db, which backup pid 123 held" in one["sentence"]
+
+
+def test_a_client_that_waits_for_messages_of_other_queues_is_no_reason() -> None:
+    host = behind(8.0)
+    talk(host, 30, 38, b"worker-2")
+    its = {"kind": "waiting", "syscall": b"recvfrom", "fd_type": b"socket", "run_queue_ns": 0, "duration_ns": 950 * MS}
+    for second in BAD:
+        host.add("slow_syscall", at=second + 0.98, **WORKER, **its, peer=PEER)
+    assert only(host)["cause"] == "consumer_slow"
 
 
 @pytest.mark.parametrize(("usual_ms", "cause"), [(30, "busy"), (900, "consumer_slow")])

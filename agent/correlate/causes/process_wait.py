@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause, symptom_of
 from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Verdict, item
 from agent.correlate.sleeps import READS, Sleep, held_up
-from agent.correlate.spending import READS as SPENDING
 from agent.correlate.spending import spending
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
@@ -63,7 +62,7 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def spent(episode: Episode, view: View) -> Iterator[Verdict]:
     """A process that was not asked for answers slept for far longer than before."""
-    if episode.key != NOT_ASKED or episode.tids:
+    if episode.key != NOT_ASKED or episode.tids or any(sleep.lock for sleep in held_up(episode, view)):
         return
     for its in spending(episode, view):
         if its.call.encode() not in REQUESTED or its.more < SHARE:
@@ -112,7 +111,7 @@ CAUSE = Cause(
     69,
     "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
     " processes), or for a time that its program asked for",
-    {**READS, **SPENDING},
+    READS,
     "see what that process did meanwhile: tickscope query slow_syscall --columns"
     " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
     " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",

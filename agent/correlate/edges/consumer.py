@@ -24,13 +24,12 @@ def waited(episode: Episode, view: View) -> Iterator[Waited]:
     if its is not None and its.culprit.pid is not None:
         spans, pid, comm = ((its.since_ns, episode.end_ns),), its.culprit.pid, its.culprit.comm
         yield Waited(pid, comm, 1.0, 1.0, NOT_ASKED, "", spans=spans, longest_ns=its.longest_ns)
-    for client in group.clients:
-        if client.comm.encode() == POLLER:
-            continue
-        sure = _SURE if client.share <= _LESS else _OTHER
-        yield Waited(
-            client.pid, client.comm, 1.0, sure, NOT_ASKED, episode.scope, spans=((episode.start_ns, episode.end_ns),)
-        )
+    clients = [client for client in group.clients if client.comm.encode() != POLLER]
+    less = [client for client in clients if client.share <= _LESS]
+    broker, spans = bytes(episode.key[-1]), ((episode.start_ns, episode.end_ns),)
+    for client in less or clients:
+        sure = _SURE if less else _OTHER
+        yield Waited(client.pid, client.comm, 1.0, sure, NOT_ASKED, episode.scope, spans=spans, idle_at=broker)
 
 
 EDGE = EdgeKind("consumer", {**CLIENTS, **READS}, waited, ("queue_lag",))
