@@ -88,7 +88,9 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
                 len(np.unique(pids)),
                 len(mine),
                 float(lasted.max()),
-                max(share, more.get(call, 0.0)),
+                max(
+                    share, more.get(call, 0.0) * float(lasted.sum() / longest[rows["syscall"] == top["syscall"]].sum())
+                ),
                 max(sure, _READER if call in more else 0.0),
                 int(top["tid"]),
                 waiting,

@@ -62,6 +62,8 @@ def test_it_runs_a_child_for_each_message() -> None:
         its = {"kind": "waiting", "syscall": b"wait4", "fd_type": b"", "run_queue_ns": 0, "duration_ns": 580 * MS}
         child = {"waker_pid": 900 + n, "waker_comm": b"convert", "waker_tid": 900 + n}
         host.add("slow_syscall", at=30.1 + (n + 1) * 0.6, **WORKER, **its, **child)
+    signalled = {"waker_pid": 33, "waker_comm": b"kill", "waker_tid": 33}
+    host.add("slow_syscall", at=38.0, **WORKER, **{**its, **signalled, "duration_ns": 99 * MS})
     spent(host, b"poll", np.arange(1, 31), 900)
     spent(host, b"wait4", BAD + 1, 970)
     one = only(host)
