@@ -30,7 +30,7 @@ from agent.tables import TABLES
 READS = {**SYSCALLS, **SPENDING, "tcp_rtt": ("netns", "role", "peer", "saddr")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
-_MOST = 0.7  # of a request, from which one wait is the reason for it
+_MOST = 0.5  # of a request, from which one wait is the reason for it
 _HELD = 0.5  # of a wait for a thread, from which that thread's own last wait is the reason for it
 _CALLS = 1024  # more than there are
 _READER, _OTHER = 0.9, 0.7  # certainty if the thread that read the request slept, or another one

@@ -15,7 +15,7 @@ import numpy as np
 from agent.correlate.catalogue import EdgeKind, edges
 from agent.correlate.episode import NOT_ASKED, Episode, Verdict, Waited
 from agent.correlate.served import NOTED_NS, UNANSWERED, blamed
-from agent.correlate.view import View
+from agent.correlate.view import LEAD_NS, View
 from agent.correlate.words import Words, process, render, span, text
 
 HOPS = 16  # sessions that wait for one lock may let each other go on in turn
@@ -141,6 +141,7 @@ def _unexplained(verdict: Verdict, who: str, node: Episode, view: View) -> Verdi
     if verdict.cause != "broker_slow" or verdict.score <= 0 or who not in str(verdict.words):
         return verdict
     waits = view.own(view.during("slow_syscall", node), node)
+    waits = waits[waits["t_ns"] - waits["duration_ns"] >= node.start_ns - LEAD_NS]  # others are for more work
     top = waits[int(np.argmax(waits["duration_ns"]))] if len(waits) else None
     if top is None or top["duration_ns"] < 0.5 * node.value:
         return replace(verdict, words=render("{words}; the reason is not known", words=verdict.words))

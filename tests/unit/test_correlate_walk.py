@@ -281,6 +281,23 @@ def test_waits_for_more_work_are_no_reason(idle: dict[str, Any]) -> None:
     assert [one["cause"] for one in found(host)] == ["unknown"]
 
 
+@pytest.mark.parametrize("tid", [SHOP_PID, SHOP_PID + 1])
+@pytest.mark.parametrize("local", [True, False])
+def test_a_server_that_reads_from_one_client_and_serves_no_other(tid: int, local: bool) -> None:
+    """Threads that serve a client each wait for its next request, for as long as it takes."""
+    host = shop()
+    by = {"waker_pid": 866, "waker_comm": b"upload", "waker_tid": 866} if local else {}
+    its = {"syscall": b"recvfrom", "fd_type": b"socket", "peer": peer("10.0.0.9", 40632)}
+    asleep(host, {**SHOP, "tid": tid}, **{**LATCH, **its}, **by)
+    (one,) = found(host)
+    if tid != SHOP_PID:
+        assert one["cause"] == "unknown"
+        return
+    assert (one["cause"], one["culprit_object"]) == ("process_wait", "10.0.0.9:40632")
+    client = "upload pid 866 at 10.0.0.9:40632" if local else "10.0.0.9:40632"
+    assert f"waited in recvfrom for 2.9 s for what its client {client} sends, and served no other" in one["sentence"]
+
+
 def test_a_debugger_that_attached_just_then() -> None:
     host = chain()
     host.add("process_event", at=29.9, **SHOP, kind="traced", signal=19, sender_pid=77, sender_comm=b"gdb")

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause, symptom_of
+from agent.correlate.client_wait import READS as REQUESTS
+from agent.correlate.client_wait import client_wait
 from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Verdict, item
 from agent.correlate.sleeps import READS, Sleep, held_up
 from agent.correlate.spending import spending
@@ -17,7 +19,7 @@ from agent.correlate.words import Words, process, render, span, value
 
 #: Of the lost time, from which it is all of it: a call may be made again after a time-out (PostgreSQL: 1 s).
 _WHOLE = 0.8
-_SPENT = 0.93  # score if all of the time
+_SPENT, _READ = 0.93, 0.93  # scores if all of the time
 _SEVERAL = 3  # waits, from which a slow request is no single one
 
 
@@ -90,9 +92,35 @@ def spent(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), its.call, culprit)
 
 
+def read(episode: Episode, view: View) -> Iterator[Verdict]:
+    """It serves one client at a time, and that one sends nothing. A single late request may be its client's own."""
+    its = client_wait(episode, view)
+    if its is None or its.share < SHARE or episode.metric in symptom_of(episode).alone:
+        return
+    words = render(
+        "{who} waited in {call} for {longest} for what its client {client} sends, and served no other",
+        who=process(episode.comm, episode.pid),
+        call=its.call,
+        longest=span(its.longest_ns),
+        client=its.who,
+    )
+    entry = item(
+        "slow_syscall",
+        "time waiting for a client",
+        its.longest_ns,
+        "ns",
+        column="duration_ns",
+        share=round(its.share, 2),
+        keys={"pid": episode.pid, "tid": its.tid, "peer": its.name},
+    )
+    score = _READ * min(1.0, its.share / _WHOLE)
+    yield Verdict(CAUSE.name, score, f"wait for {its.name}", words, (entry,), its.call, its.culprit)
+
+
 def late(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from slept(episode, view)
     yield from spent(episode, view)
+    yield from read(episode, view)
 
 
 def _until(sleep: Sleep) -> Words:
@@ -111,7 +139,7 @@ CAUSE = Cause(
     69,
     "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
     " processes), or for a time that its program asked for",
-    READS,
+    {**REQUESTS, **READS},
     "see what that process did meanwhile: tickscope query slow_syscall --columns"
     " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
     " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",

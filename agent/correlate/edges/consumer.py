@@ -26,7 +26,8 @@ def waited(episode: Episode, view: View) -> Iterator[Waited]:
         yield Waited(pid, comm, 1.0, 1.0, NOT_ASKED, "", spans=spans, longest_ns=its.longest_ns)
     clients = [client for client in group.clients if client.comm.encode() != POLLER]
     less = [client for client in clients if client.share <= _LESS]
-    broker, spans = bytes(episode.key[-1]), ((episode.start_ns, episode.end_ns),)
+    broker, spans = episode.key[-1], ((episode.start_ns, episode.end_ns),)
+    assert isinstance(broker, bytes)
     for client in less or clients:
         sure = _SURE if less else _OTHER
         yield Waited(client.pid, client.comm, 1.0, sure, NOT_ASKED, episode.scope, spans=spans, idle_at=broker)

@@ -20,9 +20,9 @@ _CONNECTS = tuple(dict.fromkeys((*READS["tcp_connect"], *GIVEN_UP["tcp_connect"]
 
 
 def gave_up(episode: Episode, view: View) -> Iterator[Waited]:
-    *before, end = chain(episode, view) or [None]
-    if end is not None and end.pids and end.how in ("given_up", "waited"):
-        through = tuple((one.comm, one.pids[0]) for one in before if one is not None and one.pids)
+    found = chain(episode, view)
+    if found and (end := found[-1]).pids and end.how in ("given_up", "waited"):
+        through = tuple((one.comm, one.pids[0]) for one in found[:-1] if one.pids)
         spans = _spans(end, episode, view)
         yield Waited(end.pids[0], end.comm, 1.0, _SURE, NOT_ASKED, end.where, spans=spans, through=through)
 

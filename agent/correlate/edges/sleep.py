@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.correlate.catalogue import EdgeKind
+from agent.correlate.catalogue import EdgeKind, symptom_of
+from agent.correlate.client_wait import READS as REQUESTS
+from agent.correlate.client_wait import client_wait
 from agent.correlate.episode import NOT_ASKED, Episode, Waited
 from agent.correlate.sleeps import READS, held_up
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
+
+_SURE = 0.95  # that a client is the process that ended the wait for what it sends
 
 
 def woken(episode: Episode, view: View) -> Iterator[Waited]:
     for sleep in held_up(episode, view):
         if sleep.by and sleep.share >= SHARE:
             yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, NOT_ASKED, "", sleep.by_tids, sleep.spans)
+    its = client_wait(episode, view)
+    if its is not None and its.by and its.share >= SHARE and episode.metric not in symptom_of(episode).alone:
+        yield Waited(its.by[1], its.by[0], its.share, _SURE, NOT_ASKED, "", spans=its.spans)
 
 
-EDGE = EdgeKind("sleep", READS, woken)
+EDGE = EdgeKind("sleep", {**REQUESTS, **READS}, woken)
