@@ -74,7 +74,8 @@ class View:
         self.decisions = LastRows(forms["limiter_decision"], config.keep_rows, config.keep_ns)
         self.calls = LastRows(forms["syscall_latency"], config.keep_rows, config.keep_ns)  # long ones of consumers
         self._brokers: dict[bytes, None] = {}  # that are polled; the last ones
-        self._consumers: dict[int, None] = {}  # their clients, the last ones
+        self._consumers: dict[int, None] = {}  # their clients, and children of these, the last ones
+        self._children: dict[tuple[int, int], str] = {}  # (client, child): comm; the last ones
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
@@ -133,7 +134,7 @@ class View:
         self.recorded.update(table for table, its in rows.items() if len(its))
         if "unix_peer" in rows and "tcp_rtt" in self.rings:
             rows = {**rows, "tcp_rtt": with_unix(self._forms["tcp_rtt"], rows.get("tcp_rtt"), rows["unix_peer"])}
-        self._learn(rows.get("queue_lag"), rows.get("tcp_rtt"))
+        self._learn(rows.get("queue_lag"), rows.get("tcp_rtt"), rows.get("cpu_use"))
         for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:
@@ -171,13 +172,25 @@ class View:
             with np.errstate(invalid="ignore"):
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
-    def _learn(self, polls: np.ndarray | None, talks: np.ndarray | None) -> None:
-        """Which servers are polled, and which processes talk to them."""
+    def children(self, pid: int) -> list[tuple[int, str]]:
+        """(pid, comm) of those of a broker's client, the last ones first."""
+        return [(child, comm) for (parent, child), comm in reversed(self._children.items()) if parent == pid]
+
+    def _learn(self, polls: np.ndarray | None, talks: np.ndarray | None, uses: np.ndarray | None) -> None:
+        """Which servers are polled, which processes talk to them, and which are children of these."""
         if polls is not None and len(polls):
             _note(self._brokers, [polls["peer"][i].tobytes() for i in groups([polls["peer"]])[0]])
         if talks is not None and self._brokers:
             talks = talks[(talks["role"] != _SERVER) & (talks["pid"] > 0)]
             _note(self._consumers, np.unique(talks["pid"][among(talks["peer"], self._brokers)]).tolist())
+        if uses is not None and self._consumers:
+            its = uses[among(uses["parent_pid"], self._consumers)]
+            _note(self._consumers, its["pid"].tolist())
+            for row in its:
+                self._children.pop((int(row["parent_pid"]), int(row["pid"])), None)
+                self._children[int(row["parent_pid"]), int(row["pid"])] = row["comm"].decode("utf-8", "replace")
+            while len(self._children) > _BROKERS:
+                del self._children[next(iter(self._children))]
 
     def netns(self, episode: Episode, peer: bytes) -> int | None:
         """The network namespace from which the episode's process talks to a peer; for the agent's own polls, the

@@ -19,7 +19,7 @@ from agent.correlate.view import LEAD_NS, View
 from agent.correlate.words import Words, process, render, span, text
 
 HOPS = 16  # sessions that wait for one lock may let each other go on in turn
-_EDGES, _PROCESSES = 3, 24  # followed from one process; examined in all
+_EDGES, _PROCESSES = 4, 24  # followed from one process; examined in all
 _NAMED = 0.5  # score from which a verdict on a process further on explains the wait for it
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _WHOLE = 0.75  # of the time, from which a wait is all of it: there may be time-outs in between

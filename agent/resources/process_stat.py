@@ -16,16 +16,19 @@ class Stat(NamedTuple):
     user_ns: int  # CPU time of its threads, ended ones included, since it started
     system_ns: int
     start_tick: int
+    parent: int
+    comm: str
 
     @classmethod
     def parse(cls, text: str) -> Stat | None:
         """From the text of /proc/PID/stat; None if the text is empty because the process has ended."""
-        fields = text.rpartition(")")[2].split()
-        return (
-            cls(fields[0], int(fields[9]), int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS, int(fields[19]))
-            if len(fields) > 19
-            else None
-        )
+        head, _, tail = text.rpartition(")")
+        fields = tail.split()
+        if len(fields) <= 19:
+            return None
+        user_ns, system_ns = int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS
+        comm = head.partition("(")[2]
+        return cls(fields[0], int(fields[9]), user_ns, system_ns, int(fields[19]), int(fields[1]), comm)
 
 
 def stat(pid: int) -> Stat | None:
@@ -35,6 +38,11 @@ def stat(pid: int) -> Stat | None:
 def is_it(now: Stat | None, start_ns: int) -> bool:
     """Whether this is the process that started then and still runs, not a later one with the same pid."""
     return now is not None and now.state not in "ZX" and now.start_tick == start_ns // _TICK_NS
+
+
+def children(pid: int) -> list[int]:
+    """The children of its first thread, the oldest first. Empty without CONFIG_PROC_CHILDREN."""
+    return [int(one) for one in read(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 def uid(pid: int) -> int | None:

@@ -24,7 +24,7 @@ from agent.tables import TABLES
 
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
 POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
-MOST = 64
+MOST, CHILDREN = 64, 8
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -50,7 +50,7 @@ _POLLER = b"tickscope-poll"
 @dataclass
 class Watched:
     """One process. cgroup: the last text of its cgroup file. reported: by kind, (time of the last row, its numbers).
-    ran: (user, kernel) CPU time since it started, ns.
+    ran: (user, kernel) CPU time since it started, ns. consumes: it is a client of a polled broker; child: of such one.
     """
 
     pid: int
@@ -65,6 +65,8 @@ class Watched:
     pids: tuple[str, ...] = ()
     faults: int = -1
     ran: tuple[int, int] | None = None
+    consumes: bool = False
+    child: bool = False
     reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -115,12 +117,29 @@ class Resources(Pending):
         which = np.flatnonzero(which)
         who = zip(which.tolist(), rows["pid"][which].tolist(), rows["proc_start_ns"][which].tolist(), strict=True)
         for at, pid, start_ns in {pid: (at, pid, start_ns) for at, pid, start_ns in who}.values():
-            key = pid, start_ns // 10_000_000
-            known = self.watched.get(key)
-            if known is not None:
-                known.seen_ns = now_ns
-            elif self._enter(key, now_ns):
-                self.watched[key] = Watched(pid, start_ns, bytes(rows["comm"][at]), now_ns, self._user(key))
+            one = self._seen(pid, start_ns, bytes(rows["comm"][at]), now_ns)
+            if one is not None and batch.table == "tcp_rtt":
+                one.consumes |= bool(consumes[at])
+
+    def _seen(self, pid: int, start_ns: int, comm: bytes, now_ns: int) -> Watched | None:
+        """The process, which is watched from now on, if there is a place for it."""
+        key = pid, start_ns // 10_000_000
+        known = self.watched.get(key)
+        if known is not None:
+            known.seen_ns = now_ns
+        elif self._enter(key, now_ns):
+            known = self.watched[key] = Watched(pid, start_ns, comm, now_ns, self._user(key))
+        return known
+
+    def _see_children(self, now_ns: int) -> None:
+        """Consumers may have children that do the work (Celery)."""
+        for one in [one for one in self.watched.values() if one.consumes]:
+            for pid in process_stat.children(one.pid)[:CHILDREN]:
+                stat = process_stat.stat(pid)
+                if stat is not None and stat.state not in "ZX":
+                    child = self._seen(pid, stat.start_tick * 10_000_000, os.fsencode(stat.comm), now_ns)
+                    if child is not None:
+                        child.child = True
 
     def _user(self, key: tuple[int, int]) -> int:
         if key not in self._users:
@@ -160,6 +179,7 @@ class Resources(Pending):
         self._read_groups()
         self._read_limits(now_ns)
         self._near &= self.watched.keys()
+        self._see_children(now_ns)
         for key, one in list(self.watched.items()):
             # before the stat file: version 1 gives no cgroup of an ended process
             cgroup = cgroups.of_process(one.pid)
@@ -167,7 +187,7 @@ class Resources(Pending):
             gone = not process_stat.is_it(now, one.start_ns)
             rows += self._withheld(one, now, gone)
             if now is not None and not gone:
-                used += ran(one, now)
+                used += ran(one, now, now_ns)
             if gone or one.seen_ns < now_ns - FORGET_NS:
                 self._leave(key)
             else:
@@ -295,15 +315,17 @@ def due(reported: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, 
     return False
 
 
-def ran(one: Watched, now: process_stat.Stat) -> Iterable[dict[str, Any]]:
-    """Its CPU time since the last poll, if that is at least RAN_NS."""
+def ran(one: Watched, now: process_stat.Stat, now_ns: int) -> Iterable[dict[str, Any]]:
+    """Its CPU time since the last poll, if that is at least RAN_NS; of a child, a row from time to time, too."""
     before, one.ran = one.ran, (now.user_ns, now.system_ns)
     if before is not None:
         user_ns, system_ns = (max(0, after - was) for after, was in zip(one.ran, before, strict=True))
-        if user_ns + system_ns >= RAN_NS:
+        again = one.child and now_ns - one.reported.get("cpu", (0, (0, 0)))[0] >= AGAIN_NS
+        if user_ns + system_ns >= RAN_NS or again:
+            one.reported["cpu"] = now_ns, (0, 0)
             mine = who(one)
             del mine["uid"]
-            yield {**mine, "user_ns": user_ns, "system_ns": system_ns}
+            yield {**mine, "parent_pid": now.parent, "user_ns": user_ns, "system_ns": system_ns}
 
 
 def who(one: Watched) -> dict[str, Any]:

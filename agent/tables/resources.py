@@ -44,8 +44,10 @@ DECLARED = (
     ),
     table(
         "cpu_use",
-        "the CPU time of one process in an interval, all threads together; no row below 20 ms",
+        "the CPU time of one process in an interval, all threads together; no row below 20 ms, except for children of"
+        " a broker's client, from time to time",
         *PROC,
+        i64("parent_pid", "its parent process"),
         INTERVAL,
         i64("user_ns", "user time", "ns"),
         i64("system_ns", "system time", "ns"),

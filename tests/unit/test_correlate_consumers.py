@@ -70,6 +70,17 @@ def test_it_runs_a_child_for_each_message() -> None:
     assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("process_wait", "wait4", "convert")
 
 
+def test_a_child_of_it_that_talks_to_nobody_waits_for_a_lock() -> None:
+    """As those of Celery, which do the work."""
+    host, child = behind(0.0), {"pid": 540, "comm": b"celery"}
+    host.add("cpu_use", at=np.arange(1, 30, 10), **child, interval_ns=S, user_ns=0, system_ns=0, parent_pid=502)
+    its = {"kind": "slow", "syscall": b"flock", "fd_type": b"file", "file": b"stock.db", "run_queue_ns": 0}
+    held = {"holder_pid": 123, "holder_comm": b"backup", "holder_start_ns": T0}
+    host.add("slow_syscall", at=37.9, **child, tid=540, **its, **held, duration_ns=7800 * MS)
+    one = only(host)
+    assert (one["cause"], one["culprit_pid"], one["via"]) == ("syscall", 123, "celery pid 540")
+
+
 def test_it_tries_again_and_again_to_get_a_lock() -> None:
     """As SQLite does."""
     host = behind(0.0)

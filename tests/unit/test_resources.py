@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.common.address import peer_of
 from agent.kernel.spaces import spaces
 from agent.resources import cgroups, process_stat
 from agent.resources.cgroups import Group, Mounts
@@ -163,6 +164,27 @@ def test_who_ended_is_watched_no_more_and_a_later_process_of_its_number_never(ch
         time.sleep(0.01)  # then it is a zombie
     list(polled.drain(3 * POLL_NS))
     assert not polled.watched
+
+
+def test_a_client_of_a_polled_broker_and_its_children_are_watched(child: subprocess.Popen[str]) -> None:
+    """Those that do the work of a consumer may talk to nobody (Celery)."""
+    polled, broker = Resources(), peer_of("127.0.0.1:6379")
+    mine, its = process_stat.stat(os.getpid()), process_stat.stat(child.pid)
+    assert mine is not None and its is not None
+    polled._own = 1
+    shared = {"pid": os.getpid(), "proc_start_ns": mine.start_tick * 10_000_000, "comm": b"celery"}
+    shared["role"] = TABLES["tcp_rtt"].code("role", "client")
+    talks = make("tcp_rtt", 1, peer=np.frombuffer(broker, "V18"), **shared)
+    list(polled(talks, 1))
+    assert not polled.watched
+    list(polled(make("queue_lag", 1, peer=np.frombuffer(broker, "V18")), 1))
+    list(polled(talks, 1))
+    for n in (1, 2):
+        batches = list(polled.drain(n * AGAIN_NS))
+    assert {key[0] for key in polled.watched} >= {os.getpid(), child.pid}
+    (used,) = [batch.rows for batch in batches if batch.table == "cpu_use"]
+    (row,) = used[used["pid"] == child.pid]
+    assert (row["parent_pid"], row["comm"]) == (os.getpid(), its.comm.encode())
 
 
 def test_only_so_many_are_watched() -> None:

@@ -30,7 +30,8 @@ def waited(episode: Episode, view: View) -> Iterator[Waited]:
     assert isinstance(broker, bytes)
     for client in less or clients:
         sure = _SURE if less else _OTHER
-        yield Waited(client.pid, client.comm, 1.0, sure, NOT_ASKED, episode.scope, spans=spans, idle_at=broker)
+        for pid, comm in ((client.pid, client.comm), *view.children(client.pid)):
+            yield Waited(pid, comm, 1.0, sure, NOT_ASKED, episode.scope, spans=spans, idle_at=broker)
 
 
-EDGE = EdgeKind("consumer", {**CLIENTS, **READS}, waited, ("queue_lag",))
+EDGE = EdgeKind("consumer", {**CLIENTS, **READS, "cpu_use": ("parent_pid",)}, waited, ("queue_lag",))
