@@ -147,7 +147,9 @@ class View:
                 kept = pick(kept, (kept["duration_ns"] >= floor) | ~_RESOLVED[kept["result"]])
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
-                self.calls.add(pick(kept, among(kept["pid"], self._consumers) & (kept["sum_ns"] >= _LONG_NS)))
+                if self._consumers:
+                    long = pick(kept, kept["sum_ns"] >= _LONG_NS)
+                    self.calls.add(pick(long, among(long["pid"], self._consumers)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
                 kept = pick(kept, (kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor)))
             elif table == "tcp_rtt":

@@ -110,7 +110,9 @@ class Resources(Pending):
             return
         which = (rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)
         if batch.table == "tcp_rtt":
-            consumes = np.array([peer in self._brokers for peer in rows["peer"].tolist()], np.bool_)
+            consumes = np.zeros(len(rows), np.bool_)
+            if self._brokers:
+                consumes[:] = [peer in self._brokers for peer in rows["peer"].tolist()]
             which &= (rows["role"] == _SERVER) | (consumes & (rows["comm"] != _POLLER))
         elif batch.table == "socket_queue":
             which &= rows["kind"] == _ACCEPT
