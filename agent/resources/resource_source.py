@@ -29,7 +29,8 @@ MOST, CHILDREN = 64, 8
 BOUNDS = (
     UpperBound(
         "rows",
-        "processes with limiter decisions or clients that are polled for quotas, memory, descriptors and disks",
+        "processes with limiter decisions, with clients, or at a polled broker, that are polled for quotas, memory,"
+        " descriptors and disks",
         f"{MOST}, {MOST // 2} per user",
         "the others are not polled",
         "-",
