@@ -14,7 +14,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import text
 
-READS = {"syscall_latency": ("syscall", "basis", "kind", "peer", "interval_ns", "count", "sum_ns", "max_ns")}
+READS = {"syscall_latency": ("syscall", "basis", "interval_ns", "sum_ns", "max_ns")}
 _BEFORE_NS, _KNOWN_NS, _AFTER_NS = 60 * SECOND, 10 * SECOND, SECOND
 
 
@@ -25,7 +25,6 @@ class Spending:
     call: str
     share: float
     usual: float
-    times: int
     longest_ns: float
 
     @property
@@ -50,7 +49,6 @@ def spending(episode: Episode, view: View) -> list[Spending]:
             text(row["syscall"]),
             float(its["sum_ns"].sum()) / lasted_ns,
             usual,
-            int(its["count"].sum()),
             float(its["max_ns"].max(initial=0)),
         )
         if one.more > 0:

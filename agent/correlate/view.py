@@ -148,7 +148,7 @@ class View:
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
                 if self._consumers:
-                    long = pick(kept, kept["sum_ns"] >= _LONG_NS)
+                    long = pick(kept, (kept["basis"] == _BLOCKED) & (kept["sum_ns"] >= _LONG_NS))
                     self.calls.add(pick(long, among(long["pid"], self._consumers)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
                 kept = pick(kept, (kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor)))
@@ -181,7 +181,8 @@ class View:
     def _learn(self, polls: np.ndarray | None, talks: np.ndarray | None, uses: np.ndarray | None) -> None:
         """Which servers are polled, which processes talk to them, and which are children of these."""
         if polls is not None and len(polls):
-            _note(self._brokers, [polls["peer"][i].tobytes() for i in groups([polls["peer"]])[0]])
+            polled = polls["peer"][groups([polls["peer"]])[0]]
+            _note(self._brokers, [raw.tobytes() for raw in polled if raw != NO_PEER[0]])
         if talks is not None and self._brokers:
             talks = talks[(talks["role"] != _SERVER) & (talks["pid"] > 0)]
             _note(self._consumers, np.unique(talks["pid"][among(talks["peer"], self._brokers)]).tolist())

@@ -105,8 +105,8 @@ class Resources(Pending):
     def watch(self, batch: Batch, now_ns: int) -> None:
         """Watches the processes of these rows."""
         rows = batch.rows
-        if batch.table == "queue_lag":
-            self._brokers = {*self._brokers, *rows["peer"].tolist()} if len(self._brokers) < MOST else self._brokers
+        if batch.table == "queue_lag" and len(self._brokers) < MOST:
+            self._brokers.update(raw for raw in rows["peer"].tolist() if any(raw))
         if batch.table not in ("tcp_rtt", "socket_queue", "limiter_decision"):
             return
         which = (rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)
