@@ -252,7 +252,7 @@ def _assemble(
     from agent.kernel.kernel_source import KernelSource
     from agent.kernel.probe import Parts
     from agent.limiters import intake as intake_room
-    from agent.probes.syscalls import WatchedProcesses
+    from agent.probes.syscalls import CallsSoFar, WatchedProcesses
     from agent.queues import catalogue
     from agent.queues.message_reports import MessageReports
     from agent.queues.poller_process import BrokerPoller
@@ -326,6 +326,8 @@ def _assemble(
         waits = ReportedWaits(WatchedProcesses(loaded.families["syscalls"]), correlator.to_follow)
         loop.filters.append(waits)
         loop.each_second.append(waits.follow_late)
+        if "on_syscalls_so_far" in loaded.families["syscalls"].programs:
+            loop.add(CallsSoFar(kernel, loaded.families["syscalls"], waits.followed))
     loop.filters += [resources, timers]
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:

@@ -261,6 +261,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		syscalls_classify(t, task, nr, compat ? LOAD_REG(regs, COMPAT_ARG1) : LOAD_REG(regs, CALL_ARG1),
 				  compat ? LOAD_REG(regs, COMPAT_ARG2) : LOAD_REG(regs, CALL_ARG2));
 		LOAD(t->tgid, task, task_struct, tgid);
+		t->task = (u64)task;
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
@@ -374,4 +375,30 @@ int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	syscalls_end(t, tid);
 	syscalls_threads.delete(&tid);
 	return 0;
+}
+
+/* The result of on_syscalls_so_far. */
+BPF_F_TABLE("array", u32, struct syscalls_event, syscalls_so_far, 1, BPF_F_MMAPABLE);
+
+/* Never attached: run for the thread args[0]. Returns whether it has been in one call for args[1] ns; syscalls_so_far is
+ * then what is known of that call. Threads of which the address leads to another one have ended. */
+int on_syscalls_so_far(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 tid = ctx->args[0], zero = 0, its_tid = 0, tgid = 0;
+	u64 now = bpf_ktime_get_boot_ns();
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	struct syscalls_event *e = syscalls_so_far.lookup(&zero);
+	if (!t || !e || !t->off_ns || now < t->call_ns + ctx->args[1])
+		return 0;
+	void *task = (void *)t->task;
+	GET(its_tid, task, task_struct, pid);
+	GET(tgid, task, task_struct, tgid);
+	if (its_tid != tid || tgid != t->tgid)
+		return 0;
+	syscalls_fill(e, task, t, tid);
+	e->t_ns = now;
+	e->duration_ns = now - t->call_ns;
+	e->blocked_ns += now - t->off_ns;
+	e->basis = SYSCALLS_SO_FAR;
+	return t->off_ns != 0;
 }

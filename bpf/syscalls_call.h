@@ -19,7 +19,7 @@
 #define SYSCALLS_FAULT 1023		/* in place of a call's number: the thread waits in a page fault */
 #define SYSCALLS_UNINTERRUPTIBLE 2	/* of a thread's state */
 
-enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
+enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED, SYSCALLS_SO_FAR };	/* order of the tables' `basis` */
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
 
 struct syscalls_tune {
@@ -121,6 +121,7 @@ struct syscalls_thread {
 	u64 wake_ns;
 	u64 ready_ns;		/* outside of a blocking call: preempted or woken at; 0 while running */
 	u64 call_ns;		/* first block of the current call began */
+	u64 task;		/* its address */
 	u64 call_regs;		/* hash of its user registers, which do not change within a call */
 	u64 blocked_ns;		/* in the current call */
 	u64 run_queue_ns;

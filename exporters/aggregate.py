@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agent.batch import Batch
+from agent.batch import Batch, ended
 from agent.columns import NULL_I64
 from exporters import fold
 from exporters.fold import Attributes, MetricSeries, SentSpans, Totals
@@ -72,6 +72,7 @@ class MetricStore:
 
     def offer(self, batch: Batch) -> None:
         """Takes a batch; tables without a metric are ignored."""
+        batch = ended(batch)
         if batch.table not in self._by_table or not len(batch.rows):
             return
         with self._lock:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.batch import Batch
+from agent.batch import Batch, ended
 from agent.common.lean import hollow
 from agent.common.places import NOWHERE
 from agent.contracts import Owning, Stating
@@ -66,6 +66,7 @@ class OtlpExporter(Stating, Owning):
 
     def offer(self, batch: Batch) -> None:
         """Keeps a batch for the worker; tables that do not become spans are ignored."""
+        batch = ended(batch)
         wanted = self._config.traces or (self._config.logs if batch.table == "finding" else None)
         if batch.table in SPAN_TABLES | BESIDE_TABLES and wanted is not None and len(batch.rows):
             self._backlog.put(batch, time.monotonic())

@@ -65,7 +65,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/system/test_stopped_consumer.py::test_a_stopped_consumer_is_a_finding_that_names_it": "[ckr]*",
     "tests/system/test_celery.py::test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue": None,
     # one of the things that a consumer may do; tests/unit/test_correlate_consumers.py has all
-    "tests/system/test_consumers.py::test_what_a_consumer_does": "a lock",
+    "tests/system/test_consumers.py::test_what_a_consumer_does": None,
     # from a state of Redis to its finding; test_redis_gone.py, test_redis_failover.py and tests/unit have the parts
     "tests/system/test_brokers.py::test_a_deleted_group_and_a_fail_over_are_findings": None,
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks

@@ -78,7 +78,7 @@ def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
 def of_symptom(episode: Episode) -> Evidence:
     """What was wrong, as its own table shows it."""
     table = symptom_of(episode).tables.get(episode.metric, symptom_of(episode).table)
-    pid = {} if episode.pid is None or "pid" not in TABLES[table].by_name else {"pid": episode.pid}
+    keys = {**({} if episode.pid is None else {"pid": episode.pid}), **episode.keys}
     return item(
         table,
         episode.symptom,
@@ -88,7 +88,7 @@ def of_symptom(episode: Episode) -> Evidence:
         baseline=episode.base,
         t_ns=episode.start_ns,
         end_ns=max(episode.start_ns, episode.end_ns),
-        keys={**pid, **episode.keys},
+        keys={name: of for name, of in keys.items() if name in TABLES[table].by_name},
         object=episode.subject,
     )
 

@@ -97,6 +97,10 @@ class ReportedWaits:
             if pid not in self._known:
                 self._processes.drop(pid)
 
+    def followed(self) -> list[int]:
+        """The processes that are late now, or were a moment ago."""
+        return [*self._followed]
+
     def _follow(self, pid: int, least_ns: int, most: int, now_ns: int) -> None:
         before_ns = self._followed.get(pid, (0, 0))[1]
         if not before_ns and len(self._followed) >= most:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.correlate.calls import until
 from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
@@ -129,6 +130,7 @@ def _inside(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sleeps while these requests waited, the longest part of each within one, ns)."""
     rows = view.own(view.during("slow_syscall", episode, LEAD_NS if asked else SECOND), episode)
+    rows = until(rows, int(requests["t_ns"].max(initial=0)))
     within_program = rows[blamed(rows) == episode.pid]
     if episode.tids:
         rows = of_threads(rows, episode.tids, episode.pid)

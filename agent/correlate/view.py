@@ -10,6 +10,7 @@ import numpy as np
 from agent.columns import NULL_I64
 from agent.common.alike import least, most, packed
 from agent.common.copies import only, pick, together
+from agent.correlate.calls import CallRows
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
@@ -66,7 +67,7 @@ class View:
         self.guard = Guard()
         most = {"queue_lag": config.keep_polls}
         self.rings = {
-            t: LastRows(form, most.get(t, config.keep_rows), config.keep_ns)
+            t: (CallRows if t == "slow_syscall" else LastRows)(form, most.get(t, config.keep_rows), config.keep_ns)
             for t, form in forms.items()
             if t not in _ELSEWHERE
         }

@@ -8,6 +8,7 @@ import numpy as np
 
 from agent.correlate.abandoned import READS as GIVEN_UP
 from agent.correlate.abandoned import given_up
+from agent.correlate.calls import until
 from agent.correlate.catalogue import symptom_of
 from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Evidence, item
 from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
@@ -45,7 +46,7 @@ ON_FILES = (
 )
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
 SYSCALLS = {
-    "slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns", *ON_FILES),
+    "slow_syscall": (*CALLS, "kind", "basis", "syscall", "fd_type", "blocked_ns", "run_queue_ns", *ON_FILES),
     "limiter_decision": DECISIONS,
     **REQUESTS,
 }
@@ -105,6 +106,7 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
         slow = slow_decisions(episode, view)
         lost = float(np.maximum(took(slow) - episode.base, 0).sum())
         if len(slow):
+            rows = until(rows, int(slow["t_ns"].max())) if table == "slow_syscall" else rows
             return _clipped(slow, rows), lost, bool((slow["tid"] >= 0).all())
     return rows, float(max(episode.end_ns - episode.start_ns, 1)), False
 

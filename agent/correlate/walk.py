@@ -24,11 +24,12 @@ _NAMED = 0.5  # score from which a verdict on a process further on explains the 
 _PASSED = 0.3  # factor for a verdict that names a process which itself waited
 _WHOLE = 0.75  # of the time, from which a wait is all of it: there may be time-outs in between
 _FURTHER = 0.98  # ... and for each step
+_IN_TURN, _WHOLE_OWN = 0.8, 0.9  # of the time, spent waiting for those beside it, at most; score of all of the rest
 #: Causes that say no more than who was waited for.
 IMPACTS = frozenset(
     (
         *("broker_slow", "peer_stopped", "syscall", "process_wait", "dns"),
-        *("consumer_slow", "consumer_stopped", "server_error"),
+        *("consumer_slow", "consumer_stopped", "prefetch_full", "server_error"),
     )
 )
 
@@ -105,18 +106,24 @@ def further(
     verdicts: list[Verdict],
     seen: dict[int, None],
     passed: tuple[Episode, ...] = (),
+    beside: frozenset[int] = frozenset(),
 ) -> list[Verdict]:
     """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
-    episode. seen: gets these processes. passed: those of the processes before it.
+    episode. seen: gets these processes. passed: those of the processes before it. beside: those that the one before it
+    waited for. Processes of which each waits for the others in turn, as for a lock, lose only the time that each takes
+    itself.
     """
     if len(passed) >= HOPS or not _kinds(episode) or (episode.pid is None and episode.symptom in EdgeKind.symptoms):
         return verdicts
-    found, way = list(verdicts), (*passed, episode)
-    for hop, node in hops(episode, view):
-        if hop.pid in {one.pid for one in passed} or hop.pid in seen or len(seen) >= _PROCESSES:
+    its = hops(episode, view)
+    turns = [hop for hop, _ in its if hop.pid in beside]
+    found, way = _in_turn(verdicts, turns), (*passed, episode)
+    for hop, node in its:
+        if hop in turns or hop.pid in {one.pid for one in passed} or hop.pid in seen or len(seen) >= _PROCESSES:
             continue
         seen[hop.pid] = None
-        there = further(node, view, examine, examine(node, view), seen, way)
+        waited = frozenset(one.pid for one, _ in its)
+        there = further(node, view, examine, examine(node, view), seen, way, waited)
         roots = [v for v in there if v.score >= _NAMED and not _points_back(v, node, way, view)]
         who = process(hop.comm, hop.pid)
         if not roots:
@@ -134,6 +141,17 @@ def further(
             for v in roots
         ]
     return found
+
+
+def _in_turn(verdicts: list[Verdict], turns: list[Waited]) -> list[Verdict]:
+    """With what the process itself did as a share of the time in which it did not wait for those beside it."""
+    waited = min(_IN_TURN, sum(hop.share for hop in turns))
+    return [
+        _passed_on(v)
+        if any(_names(v, hop) for hop in turns)
+        else replace(v, score=max(v.score, min(_WHOLE_OWN, v.score / (1 - waited))))
+        for v in verdicts
+    ]
 
 
 def _unexplained(verdict: Verdict, who: str, node: Episode, view: View) -> Verdict:

@@ -4,6 +4,7 @@ and bpf/syscalls_timed.bpf.c.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -57,6 +58,9 @@ _COMPAT = 512
 _FAULT = 1023
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
+#: Calls of at least this length are reported while they go on, of so many threads of each process.
+SO_FAR_NS, _THREADS = 1_000_000_000, 256
+_SLEEPS = (b"nanosleep", b"clock_nanosleep")
 #: In this order: a call is timed once both its ends are seen.
 _TIMED = ("syscalls_on_sys_exit", "syscalls_on_sys_enter")
 
@@ -181,6 +185,61 @@ class PendingCalls(Finishing):
             yield decode_events(values[mine])
 
     def close(self) -> None: ...
+
+
+class CallsSoFar:
+    """A source of calls that go on, of the processes that ``pids`` gives: those that last for a second, of threads that
+    wait for something that the call shows. Each is a row when it is a tenth longer, so that there are few of a call
+    that lasts for hours. Where the kernel does not run programs for us, there are none, and the family says so.
+    """
+
+    name = "syscalls.so_far"
+    _PROGRAM = "on_syscalls_so_far"
+
+    def __init__(self, kernel: KernelSource, family: Family, pids: Callable[[], Iterable[int]]) -> None:
+        self._family, self._pids = family, pids
+        self._run = bpf.OwnRun(family.programs[self._PROGRAM], 2)
+        self._run.args[1] = SO_FAR_NS
+        self._found = SharedArray(family.maps["syscalls_so_far"], kernel.loaded.wire.dtype("syscalls_event")).values
+        self._due: dict[tuple[int, int], int] = {}  # (thread, start of its call): when it is a row again
+        self._works = True
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        found = []
+        try:
+            for tid in self._threads() if self._works else ():
+                self._run.args[0] = tid
+                if self._run():
+                    found.append(self._found.copy())
+        except OSError as error:
+            self._works = False
+            self._family.problem(self._PROGRAM, f"{self._PROGRAM}: {error} (not seen: calls, until they have ended)")
+        batch = decode_events(np.concatenate(found)) if found else None
+        if batch is None:
+            self._due = {}
+            return
+        rows = batch.rows[_shows(batch.rows)]
+        calls = list(zip(rows["tid"].tolist(), (rows["t_ns"] - rows["duration_ns"]).tolist(), strict=True))
+        due = np.array([now_ns >= self._due.get(call, 0) for call in calls], np.bool_)
+        again = (rows["t_ns"] + rows["duration_ns"] // 10).tolist()
+        self._due = {
+            call: at if is_due else self._due[call] for call, at, is_due in zip(calls, again, due, strict=True)
+        }
+        if due.any():
+            yield Batch(batch.table, rows[due])
+
+    def _threads(self) -> Iterator[int]:
+        for pid in self._pids():
+            with contextlib.suppress(OSError):
+                yield from map(int, os.listdir(f"/proc/{pid}/task")[:_THREADS])
+
+    def close(self) -> None: ...
+
+
+def _shows(rows: np.ndarray) -> np.ndarray:
+    """Which of these calls show what they wait for: all that wait for no input, else a peer, a lock, or a time."""
+    seen = (rows["kind"] != TABLES["slow_syscall"].code("kind", "waiting")) | (rows["holder_pid"] > 0)
+    return np.asarray(seen | (rows["peer"] != np.zeros(1, "V18")) | np.isin(rows["syscall"], _SLEEPS))
 
 
 class Sampling:
@@ -360,6 +419,13 @@ PROBE = Probe(
             loses="run-queue wait apart from blocked time, and who ended the wait",
         ),
         Program("syscalls_on_exit", target="sched_process_exit", loses="slow calls of threads that exit"),
+        Program(
+            "on_syscalls_so_far",
+            target="sched_process_exit",
+            on_demand=True,
+            optional=True,
+            loses="calls that go on, until they have ended",
+        ),
         Program("syscalls_on_flock", target="flock_lock_inode", loses="who held the lock that a flock waited for"),
         Program("syscalls_on_posix", target="posix_lock_inode", loses="who held the lock that an fcntl waited for"),
         Program("syscalls_on_sys_enter", target="sys_enter", on_demand=True, loses="timing of calls that do not block"),
@@ -386,7 +452,7 @@ PROBE = Probe(
         "SYSCALLS_WAIT_NS": 1_000_000,
         "SYSCALLS_THREADS": 32768,
     },
-    maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
+    maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending", "syscalls_so_far"),
     counts=("syscalls_shares",),
     setup=setup,
 )

@@ -43,7 +43,12 @@ DECLARED = (
         i64("duration_ns", "duration of the call (basis blocked: from the first block to the last wake-up)", "ns"),
         i64("blocked_ns", "part of duration_ns: asleep", "ns"),
         i64("run_queue_ns", "part of duration_ns: runnable but not running", "ns"),
-        BASIS,
+        enum(
+            "basis",
+            "all sampled blocked so_far",
+            "all calls, calls in sampling windows, or only time blocked in calls; so_far: a call of a process with an"
+            " active finding that goes on, as of t_ns",
+        ),
         i64("ret", "return value, if seen"),
         i64("goroutine", "Go's g address", "", "go.goroutine"),
         i64("sock_id", "the socket, if the fd is a socket"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.correlate.words import peer
 from agent.probes import syscalls
-from tests.kernel.test_syscalls import Family
+from tests.kernel.test_syscalls import BLOCKED, SO_FAR, Family
 from tests.patience import COARSE, PATIENCE, until
 
 #: argv: the file, the call. Holds the lock until told to end.
@@ -53,6 +55,14 @@ WAITS_OFD = """
 import fcntl, os, struct, sys
 f = open(sys.argv[1], 'r+b')
 fcntl.fcntl(f, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+"""
+#: Sleeps in three threads: for a time, for an answer, for any of several events.
+ASLEEP = """
+import select, socket, sys, threading, time
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+threading.Thread(target=c.recv, args=(1,)).start()
+threading.Thread(target=select.epoll().poll).start()
+time.sleep(60)
 """
 WRITES = """
 import os, sys, time
@@ -143,6 +153,41 @@ def test_a_sleep_between_tries_names_who_has_the_lock(attach: Callable[..., obje
     }
     assert len(last) == 1  # it has the lock
     assert last["file"] == b""
+
+
+def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(attach: Callable[..., object], file: Path) -> None:
+    """A lock, a connection, a time; not a wait for any of several events. At its end the whole call is a row."""
+    family = Family(attach)
+    with (
+        holding(call="flock", file=file) as holder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen([sys.executable, "-c", ASLEEP, str(server.getsockname()[1])]) as asleep,
+    ):
+        waiter = waiting(file, "flock")
+        pids = [waiter.pid, asleep.pid]
+        so_far = syscalls.CallsSoFar(family.attached.source, family.family, lambda: pids)  # type: ignore[attr-defined]
+        family.attached.extra.append(so_far)  # type: ignore[attr-defined]
+
+        def those(rows: np.ndarray) -> np.ndarray:
+            return np.asarray(rows[(rows["basis"] == SO_FAR) & np.isin(rows["pid"], pids)])
+
+        rows = family.attached.wait(  # type: ignore[attr-defined]
+            "slow_syscall", those, lambda rows: len(rows) > 9 and len({*rows["tid"].tolist()}) == 3
+        )
+        lock, naps, reads = (rows[rows["syscall"] == call] for call in (b"flock", b"clock_nanosleep", b"recvfrom"))
+        assert len(lock) + len(naps) + len(reads) == len(rows)
+        assert {*zip(lock["pid"], lock["holder_pid"], lock["file"], strict=True)} == {
+            (waiter.pid, holder.pid, b"state.db")
+        }
+        assert (naps["duration_ns"] >= syscalls.SO_FAR_NS).all()
+        assert {peer(row.tobytes()) for row in reads["peer"]} == {f"127.0.0.1:{server.getsockname()[1]}"}
+        begun = rows["t_ns"] - rows["duration_ns"]
+        assert len(np.unique(begun)) == 3
+        asleep.kill()
+    assert waiter.wait(20 * PATIENCE) == 0
+    whole = family.slow(waiter.pid, 1, b"flock", waited_ns=syscalls.SO_FAR_NS)
+    whole = whole[whole["basis"] == BLOCKED]
+    assert (whole["t_ns"] - whole["duration_ns"]).tolist() == np.unique(begun[rows["pid"] == waiter.pid]).tolist()
 
 
 def test_those_who_stand_in_line_name_who_has_it_and_not_each_other(attach: Callable[..., object], file: Path) -> None:

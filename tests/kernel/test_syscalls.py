@@ -31,7 +31,7 @@ from tests.kernel.test_storms import losses
 from tests.patience import COARSE, until
 
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
-ALL, SAMPLED, BLOCKED = range(3)
+ALL, SAMPLED, BLOCKED, SO_FAR = range(4)
 
 LOCKS = f"""
 import fcntl, os, sys, tempfile, threading, time

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agent.common.clocks import boot_ns
 from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 
@@ -59,12 +60,6 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Queue, Age
             one.end()
 
 
-def lock(one: Queue) -> int:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(one.lock), str(FAULT_S)])
-    holder.wait()
-    return holder.pid
-
-
 def signalled(number: signal.Signals) -> Callable[[Queue], int]:
     def does(one: Queue) -> int:
         os.kill(one.worker.pid, number)
@@ -75,24 +70,41 @@ def signalled(number: signal.Signals) -> Callable[[Queue], int]:
     return does
 
 
+def lags(agent: Agent, since_ns: int) -> list[dict[str, Any]]:
+    rows = agent.json("findings")["rows"]
+    return [row for row in rows if row["end_ns"] > since_ns and row["symptom"] == "queue_lag"]
+
+
+def closed(agent: Agent, since_ns: int) -> list[dict[str, Any]]:
+    rows = lags(agent, since_ns)
+    return rows if rows and all(row["state"] == "closed" for row in rows) else []
+
+
+def test_it_waits_for_a_lock_that_is_still_held(queue: tuple[Queue, Agent]) -> None:
+    """The call has not ended, and is known all the same; so is what the holder does."""
+    one, agent = queue
+    began = boot_ns()
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(one.lock), "120"]) as holder:
+
+        def named() -> list[dict[str, Any]]:
+            return [row for row in lags(agent, began) if row["culprit_pid"] == holder.pid]
+
+        (row,) = agent.until(named, 30)
+        assert holder.poll() is None
+        assert row["cause"] in {"process_wait", "syscall"}, row["sentence"]
+        holder.kill()
+    (row,) = agent.until(lambda: closed(agent, began), 40)
+    assert row["culprit_pid"] == holder.pid, row["sentence"]
+
+
 @pytest.mark.parametrize(
     ("fault", "causes"),
-    [
-        (lock, {"process_wait", "syscall"}),
-        (signalled(signal.SIGUSR1), {"process_wait"}),
-        (signalled(signal.SIGUSR2), {"busy"}),
-    ],
-    ids=["a lock", "sleep", "computes"],
+    [(signalled(signal.SIGUSR1), {"process_wait"}), (signalled(signal.SIGUSR2), {"busy"})],
+    ids=["sleep", "computes"],
 )
 def test_what_a_consumer_does(queue: tuple[Queue, Agent], fault: Callable[[Queue], int], causes: set[str]) -> None:
     one, agent = queue
-    began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    began = boot_ns()
     culprit = fault(one)
-
-    def reported() -> list[dict[str, Any]]:
-        rows = agent.json("findings")["rows"]
-        rows = [row for row in rows if row["end_ns"] > began and row["symptom"] == "queue_lag"]
-        return rows if rows and all(row["state"] == "closed" for row in rows) else []
-
-    (row,) = agent.until(reported, 40)
+    (row,) = agent.until(lambda: closed(agent, began), 40)
     assert (row["cause"] in causes, row["culprit_pid"]) == (True, culprit), row["sentence"]

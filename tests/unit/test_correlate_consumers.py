@@ -35,14 +35,37 @@ def only(host: Host) -> dict[str, Any]:
     return one
 
 
-def test_it_waits_for_a_lock_that_another_process_holds() -> None:
+def so_far(host: Host, from_s: float, until_s: float, **call: Any) -> None:
+    """A call that goes on."""
+    at = np.arange(np.ceil(from_s + 1), until_s)
+    lasted = ((at - from_s) * S).astype(int)
+    its = {"fd_type": b"", "run_queue_ns": 0, "basis": "so_far", **call}
+    host.add("slow_syscall", at=at, **WORKER, **its, duration_ns=lasted)
+
+
+@pytest.mark.parametrize("until_s", [None, 34, UNTIL])
+def test_it_waits_for_a_lock_that_another_process_holds(until_s: int | None) -> None:
+    """Until the end of the wait, or as far as it is known until then: what has not ended is only seen so far."""
     host = behind(0.0)
     its = {"kind": "slow", "syscall": b"flock", "fd_type": b"file", "file": b"stock.db", "run_queue_ns": 0}
     held = {"holder_pid": 123, "holder_comm": b"backup", "holder_start_ns": T0}
-    host.add("slow_syscall", at=37.9, **WORKER, **its, **held, duration_ns=7800 * MS)
+    if until_s is not None:
+        so_far(host, 30.1, until_s, **its, **held)
+    if until_s is None or until_s < UNTIL:
+        host.add("slow_syscall", at=37.9, **WORKER, **its, **held, basis="blocked", duration_ns=7800 * MS)
     one = only(host)
     assert (one["cause"], one["culprit_pid"], one["via"]) == ("syscall", 123, "worker-2 pid 502")
     assert "backup pid 123 held the lock" in one["sentence"]
+
+
+@pytest.mark.parametrize(("began_s", "cause"), [(30.2, "process_wait"), (5.0, "consumer_stopped")])
+def test_it_sleeps_and_has_not_come_back(began_s: float, cause: str) -> None:
+    """Some thread of it may sleep for hours."""
+    host = behind(0.0)
+    spent(host, b"poll", np.arange(1, 31), 900)
+    so_far(host, began_s, UNTIL, kind="waiting", syscall=b"clock_nanosleep")
+    one = only(host)
+    assert one["cause"] == cause, one["sentence"]
 
 
 @pytest.mark.parametrize(("before_ms", "cause"), [(60, "process_wait"), (950, "consumer_slow")])
@@ -54,6 +77,24 @@ def test_it_sleeps_for_longer_than_before(before_ms: int, cause: str) -> None:
     one = only(host)
     assert one["cause"] == cause, one["sentence"]
     assert ("slept in clock_nanosleep for 90.2 % of the time (usually 6.09 %)" in one["sentence"]) == (before_ms == 60)
+
+
+def test_each_waits_in_turn_for_what_another_does_while_it_has_the_lock() -> None:
+    """Two of them: half of the time each sleeps, for the other half it waits."""
+    host, sleep = behind(8.0), b"clock_nanosleep"
+    its = {"kind": "slow", "syscall": b"flock", "fd_type": b"file", "file": b"stock.db", "run_queue_ns": 0}
+    two = {1: {"pid": 501, "comm": b"worker-1"}, 2: WORKER_ROW}
+    talk(host, 30, 38, b"worker-1", b"worker-2")
+    for n in range(13):
+        who, other = two[1 + n % 2], two[2 - n % 2]
+        held = {"holder_pid": other["pid"], "holder_comm": other["comm"], "holder_start_ns": T0}
+        host.add("slow_syscall", at=30.1 + (n + 1) * 0.6, **who, tid=who["pid"], **its, **held, duration_ns=599 * MS)
+    for who in two.values():
+        for at, ms in ((np.arange(1, 31), 60), (BAD + 1, 500)):
+            sums = {"basis": "blocked", "kind": "waiting", "syscall": sleep, "interval_ns": S, "count": 2}
+            host.add("syscall_latency", at=at, **who, **sums, run_queue_ns=0, sum_ns=ms * MS, max_ns=600 * MS)
+    one = only(host)
+    assert (one["cause"], one["cause_detail"]) == ("process_wait", sleep.decode()), one["sentence"]
 
 
 def test_it_runs_a_child_for_each_message() -> None:

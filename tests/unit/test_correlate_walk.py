@@ -63,6 +63,19 @@ def test_who_held_what_the_last_of_a_chain_waited_for_is_the_culprit() -> None:
         assert who in one["sentence"]
 
 
+@pytest.mark.parametrize("late_ms", [20, 600])
+def test_a_call_that_goes_on_explains_requests_that_go_on(late_ms: int) -> None:
+    """Each is seen once a second, the call after the request; what is seen of it later replaces that."""
+    host, its = chain(), {"kind": "slow", "syscall": b"flock", "basis": "so_far"}
+    held = {"holder_pid": HOLDER_PID, "holder_comm": b"backup", "holder_start_ns": T0}
+    for second in (31, 32, 33):
+        took = (second - 30) * S + (late_ms - 30) * MS
+        asleep(host, SESSION, second + late_ms / 1000, **its, **held, duration_ns=took)
+    (one,) = [one for one in latest(run(host, 34)) if not one["merged_into"]]
+    assert (one["cause"], one["culprit_pid"]) == ("syscall", HOLDER_PID), one["sentence"]
+    assert one["via"] == "shop pid 1700, postgres pid 1802"
+
+
 def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
     """The session that shop asked got it after another one, which got it from the holder."""
     host = chain()

@@ -106,6 +106,7 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
         "tickscope.losses.reports",
         "tickscope.clock.changes",
         "tickscope.tcp.resets",
+        "tickscope.syscall.slow",
         "tickscope.limiter.decisions",
         "tickscope.limiter.over_admitted",
         "tickscope.limiter.wrongly_refused",
@@ -129,6 +130,7 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
     )
     store.offer(make("loss", 2, t_ns=1, stage=[1, 4], source=b"x", count=[9060, NULL_I64]))
     store.offer(make("tcp_reset", 1, t_ns=1, direction=0))
+    store.offer(make("slow_syscall", 3, t_ns=[1, 2, 3], kind=0, basis=[3, 3, 2], duration_ns=1))  # one call
     store.offer(make("limiter_decision", 1, t_ns=1, result=1))
     store.offer(make("limiter_jump", 1, t_ns=1, quality=0, direction=0, over_admitted=17, wrongly_refused=3))
     for overflows in (7, 8):
@@ -144,6 +146,7 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
         "tickscope.losses.reports": 2,
         "tickscope.clock.changes": 1,
         "tickscope.tcp.resets": 1,
+        "tickscope.syscall.slow": 1,
         "tickscope.limiter.decisions": 1,
         "tickscope.limiter.over_admitted": 17,
         "tickscope.limiter.wrongly_refused": 3,

@@ -64,7 +64,8 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def spent(episode: Episode, view: View) -> Iterator[Verdict]:
     """A process that was not asked for answers slept for far longer than before."""
-    if episode.key != NOT_ASKED or episode.tids or any(sleep.lock for sleep in held_up(episode, view)):
+    tries = any(sleep.lock and sleep.waiting for sleep in held_up(episode, view))
+    if episode.key != NOT_ASKED or episode.tids or tries:
         return
     for its in spending(episode, view):
         if its.call.encode() not in REQUESTED or its.more < SHARE:

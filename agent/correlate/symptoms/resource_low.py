@@ -138,6 +138,7 @@ SYMPTOM = Symptom(
         "oom": "events",
         "pids": "events",
         "throttled_ns": "waited_ns",
-        "delay_ns": "waited_ns",
+        "delay_ns": "wait_ns",
     },
+    tables={"delay_ns": "cpu_wait"},
 )

@@ -248,7 +248,11 @@ def _of(system: str) -> Iterator[Kind]:
             # Celery's visibility timeout.
             Size("duration_s", 11.0, 14.0),
             (group,),
-            (Right("prefetch_full"), Right("consumer_stopped")),
+            (
+                Right("process_wait", "clock_nanosleep", culprit=True),
+                Right("prefetch_full"),
+                Right("consumer_stopped"),
+            ),
             setting_fault("hold", lambda _f, _u: True, consumers),
             settle_s=4.0,
             touches=everywhere,
