@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, call
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, call, peer
 from tests.unit.test_correlate_answers import SHOP_PID, answers, found, served
+
+ADDRESS = np.frombuffer(peer("127.0.0.1", 1)[:16], "V16")[0]
 
 
 def used(
@@ -56,6 +58,20 @@ def test_an_event_loop_that_a_computation_blocks() -> None:
     assert (one["cause"], one["culprit_pid"], one["culprit_comm"]) == ("busy", SHOP_PID, "shop")
     assert "shop pid 1700 was busy: it ran on a CPU for 2.9" in str(one["sentence"])
     assert float(str(one["confidence"])) > 0.85
+
+
+@pytest.mark.parametrize("its", [{"comm": b"redis-cli"}, {}])
+def test_the_client_whose_request_waited_longest_is_named(its: dict[str, bytes]) -> None:
+    """As one that asks for all keys. Its process is known if it connected lately."""
+    host, client = blocked_loop(), peer("127.0.0.1", 51515)
+    for table, rows in host.made:
+        if table == "service_latency":
+            rows["peer"][rows["max_ns"] > S] = np.frombuffer(client, "V18")[0]
+    if its:
+        host.add("tcp_connect", at=29.99, pid=77, **its, netns=1, saddr=ADDRESS, sport=51515, result="ok")
+    (one,) = found(host)
+    who = "redis-cli pid 77 at 127.0.0.1:51515" if its else "127.0.0.1:51515"
+    assert f"; the request that waited longest was of {who}" in str(one["sentence"])
 
 
 def test_who_did_not_run_was_not_busy() -> None:

@@ -83,6 +83,17 @@ def test_a_client_whose_certificate_expired_is_named(seen_by_client: bytes | Non
     assert words in str(one["sentence"])
 
 
+@pytest.mark.parametrize(("resets", "findings"), [(BAD, 1), (np.arange(30, 36, 0.05), 2)])
+def test_the_connections_that_it_resets_belong_to_that(resets: np.ndarray, findings: int) -> None:
+    """It has not read what the client had sent; not where far more are reset."""
+    host, client = service(None), {"pid": 9, "comm": b"curl", "netns": 1, "peer": np.frombuffer(API, "V18")}
+    handshakes(host, BAD + 0.01, b"certificate: expired", role="server", comm=b"ledger")
+    host.add("tcp_connect", at=np.arange(0, UNTIL, 0.25), **client, result="ok", duration_ns=MS)
+    host.add("tcp_reset", at=resets + 0.02, **client, role="client", direction="received")
+    found = latest(run(host, UNTIL))
+    assert (len(found), "tls" in {one["cause"] for one in found}) == (findings, True), [f["sentence"] for f in found]
+
+
 def test_a_busy_server_whose_clients_are_elsewhere() -> None:
     (one,) = latest(run(service(b"handshake failed", role="server"), UNTIL))
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("handshake_failures", "tls", "")

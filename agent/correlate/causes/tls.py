@@ -20,6 +20,7 @@ from agent.correlate.words import peer, process, render, span, text, value
 
 _CERTIFICATE = "certificate: "
 _MOST = 8  # processes that are examined
+_MOSTLY = 0.5  # handshakes that failed, for each connection that was reset
 
 
 def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -138,6 +139,15 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
+def resetting(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A server that refuses a client's certificate has not read what that one sent, and so resets the connection."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    resets = in_netns(to_peer(view.during("tcp_reset", episode), raw), netns)
+    for verdict in failing(episode, view):
+        if (verdict.evidence[0].value or 0) >= _MOSTLY * len(resets) > 0:
+            yield verdict
+
+
 def _by_certificate(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.char.startswith(rows["error"], _CERTIFICATE.encode()))
 
@@ -158,6 +168,7 @@ CAUSE = Cause(
         "decision_latency": handshakes,
         "service_latency": handshakes,
         "handshake_failures": failing,
+        "connect_failures": resetting,
         "handshake_latency": slow,
     },
 )

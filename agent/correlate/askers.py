@@ -1,0 +1,39 @@
+"""Who asked for the answer on which a busy server spent its time: the client whose request waited longest meanwhile. A
+server that serves one at a time answers that one first, or last. Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.episode import Episode
+from agent.correlate.rows import known
+from agent.correlate.served import NOTED_NS
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import NO_PEER, View, own_ends
+from agent.correlate.words import peer, process, text
+
+READS = {
+    "service_latency": ("netns", "sport", "max_ns", "max_from_ns", "peer"),
+    "tcp_connect": ("netns", "saddr", "sport"),
+}
+_CONNECTED_NS = 60 * SECOND  # before the request, at most, for a client whose process is to be known
+_MOST = 0.7  # of the time, in which that request waited
+
+
+def asker(pid: int, episode: Episode, view: View, took_ns: float) -> str:
+    """That client, as a process of this host where it connected lately, else as ip:port; empty if no request waited for
+    most of ``took_ns``.
+    """
+    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
+    rows = rows[(rows["pid"] == pid) & (rows["max_ns"] >= _MOST * took_ns) & (rows["peer"] != NO_PEER)]
+    rows = rows[known(rows["max_from_ns"]) & (rows["max_from_ns"] <= episode.end_ns)]
+    rows = rows[rows["max_from_ns"] + rows["max_ns"] >= episode.start_ns]
+    if not len(rows):
+        return ""
+    row = rows[int(np.argmax(rows["max_ns"]))]
+    begun = int(row["max_from_ns"])
+    connects = view.rings["tcp_connect"].between(begun - _CONNECTED_NS, begun + SECOND)
+    connects = connects[own_ends(connects) == row["peer"]]
+    name = peer(row["peer"].tobytes())
+    return f"{process(text(connects['comm'][-1]), int(connects['pid'][-1]))} at {name}" if len(connects) else name
