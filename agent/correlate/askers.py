@@ -11,7 +11,7 @@ from agent.correlate.rows import known
 from agent.correlate.served import NOTED_NS
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, own_ends
-from agent.correlate.words import peer, process, text
+from agent.correlate.words import Words, peer, process, render, text
 
 READS = {
     "service_latency": ("netns", "sport", "max_ns", "max_from_ns", "peer"),
@@ -21,9 +21,9 @@ _CONNECTED_NS = 60 * SECOND  # before the request, at most, for a client whose p
 _MOST = 0.7  # of the time, in which that request waited
 
 
-def asker(pid: int, episode: Episode, view: View, took_ns: float) -> str:
-    """That client, as a process of this host where it connected lately, else as ip:port; empty if no request waited for
-    most of ``took_ns``.
+def asked_by(pid: int | None, episode: Episode, view: View, took_ns: float) -> Words:
+    """That client, for the end of a sentence: a process of this host if it connected lately, else ip:port. Empty if no
+    request waited for most of ``took_ns``.
     """
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
     rows = rows[(rows["pid"] == pid) & (rows["max_ns"] >= _MOST * took_ns) & (rows["peer"] != NO_PEER)]
@@ -36,4 +36,5 @@ def asker(pid: int, episode: Episode, view: View, took_ns: float) -> str:
     connects = view.rings["tcp_connect"].between(begun - _CONNECTED_NS, begun + SECOND)
     connects = connects[own_ends(connects) == row["peer"]]
     name = peer(row["peer"].tobytes())
-    return f"{process(text(connects['comm'][-1]), int(connects['pid'][-1]))} at {name}" if len(connects) else name
+    who = f"{process(text(connects['comm'][-1]), int(connects['pid'][-1]))} at {name}" if len(connects) else name
+    return render("; the request that waited longest was of {client}", client=who)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.askers import READS as ASKERS
-from agent.correlate.askers import asker
+from agent.correlate.askers import asked_by
 from agent.correlate.catalogue import Cause
 from agent.correlate.computing import READS, Ran, own, ran
 from agent.correlate.cpu_starvation import READS as STARVED
@@ -33,9 +33,8 @@ _LOADED = 0.6  # from this share of its CPU time on, more requests explain it
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
     usual_ns = None if its.usual is None else its.usual * its.needed_ns
-    first = asker(who[1], episode, view, its.needed_ns)
     words = render(
-        "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel}{usual}{short}{where}{first}",
+        "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel}{usual}{short}{where}{asked}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
@@ -52,7 +51,7 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
             if seen and seen.where
             else ""
         ),
-        first=render("; the request that waited longest was of {client}", client=first) if first else "",
+        asked=asked_by(who[1], episode, view, its.needed_ns),
     )
     watched = usual_ns is not None
     entry = item(

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.correlate.askers import READS as ASKERS
+from agent.correlate.askers import asked_by
 from agent.correlate.catalogue import Cause, symptom_of
 from agent.correlate.client_wait import READS as REQUESTS
 from agent.correlate.client_wait import client_wait
@@ -30,13 +32,14 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
             continue
         who = process(episode.comm, episode.pid)
         words = render(
-            "{who} slept in {call} {times}for {up}{longest}{until}",
+            "{who} slept in {call} {times}for {up}{longest}{until}{asked}",
             who=who,
             call=sleep.call,
             times=render("{n}, ", n=value(sleep.times, "time")) if sleep.times > 1 else "",
             up="up to " if sleep.times > 1 else "",
             longest=span(sleep.longest_ns),
             until=_until(sleep),
+            asked="" if sleep.by else asked_by(episode.pid, episode, view, sleep.longest_ns),
         )
         entry = item(
             "slow_syscall",
@@ -140,7 +143,7 @@ CAUSE = Cause(
     69,
     "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
     " processes), for what one client sends while others wait, or for a time that its program asked for",
-    {**REQUESTS, **READS},
+    {**REQUESTS, **READS, **ASKERS},
     "see what that process did meanwhile: tickscope query slow_syscall --columns"
     " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
     " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",
