@@ -46,8 +46,13 @@ class Ran:
 
     @property
     def busy(self) -> bool:
-        """Whether it ran more than usual. A process that is only delayed in its usual work does not."""
-        return self.share >= MUCH and self.ran_ns / self.needed_ns - (self.usual or 0.0) >= MORE
+        """Whether it ran all the time. A process that is only delayed in its usual work does not."""
+        return self.share >= MUCH and self.more
+
+    @property
+    def more(self) -> bool:
+        """Whether it ran more than usual."""
+        return self.ran_ns / self.needed_ns - (self.usual or 0.0) >= MORE
 
 
 def ran(pid: int, episode: Episode, view: View) -> Ran | None:

@@ -108,6 +108,17 @@ def test_errors_that_pass_through_others_are_those_of_the_last_one(
     assert finding["state"] == "closed"
 
 
+@pytest.mark.parametrize(("share", "cause"), [(0.7, "busy"), (0.2, "server_error")])
+def test_a_server_that_refuses_while_it_runs_a_script_is_busy(share: float, cause: str) -> None:
+    """Redis, from five seconds on: the script may end before the errors do."""
+    host = chain(b"500", b"500", b"BUSY", b"redis")
+    for a, b, ran in ((0, 30, 0.1), (30, 35, share), (35, UNTIL, 0.1)):
+        its = {"pid": DATABASE, "comm": b"redis-server", "interval_ns": S, "system_ns": 0}
+        host.add("cpu_use", t_ns=times(a, b) + S, **its, user_ns=int(ran * S))
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["cause"], finding["culprit_pid"]) == (cause, DATABASE), finding["sentence"]
+
+
 @pytest.mark.parametrize(
     ("output", "cause"), [(b"OOM", "resource_limit"), (b"READONLY", "failover"), (b"ERR", "server_error")]
 )

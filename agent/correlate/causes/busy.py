@@ -7,7 +7,10 @@ holder. Higher load is no example: each request must take more CPU time than usu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain
 from agent.correlate.askers import READS as ASKERS
 from agent.correlate.askers import asked_by
 from agent.correlate.catalogue import Cause
@@ -129,17 +132,27 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
             yield _verdict(poll.server, its, 0.93, episode, view)
 
 
+def erring(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A server that says so: Redis, in answer to any command, while it runs a script."""
+    for end in chain(episode, view)[-1:]:
+        its = ran(end.pids[0], episode, view) if end.pids and end.code == "BUSY" else None
+        if its is not None and its.more:
+            verdict = _verdict((end.comm, end.pids[0]), its, _PEER, episode, view)
+            yield replace(verdict, score=end.capped(_PEER))  # its answers say that, however long they come
+
+
 CAUSE = Cause(
     "busy",
     49,
     "a process computed without a pause and answered no request meanwhile: a blocked event loop,"
     " an interpreter lock, garbage collection, or a lock held by a computing thread",
-    {**PEERS, **POLLS, **STARVED, **READS, **ASKERS, "on_cpu": PROFILES["on_cpu"]},
+    {**ANSWERS, **PEERS, **POLLS, **STARVED, **READS, **ASKERS, "on_cpu": PROFILES["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
     {
         "decision_latency": either,
         "service_latency": either,
         "broker_stall": asking,
         "blocked_time": itself,
+        "service_errors": erring,
     },
 )
