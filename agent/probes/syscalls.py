@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from agent.arch import host
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.common.fairness import earlier
+from agent.common.fairness import UpperBound, earlier
 from agent.contracts import Finishing
 from agent.kernel import bpf
 from agent.kernel.loaded_families import Family
@@ -58,9 +59,19 @@ _COMPAT = 512
 _FAULT = 1023
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
-#: Calls of at least this length are reported while they go on, of so many threads of each process.
-SO_FAR_NS, _THREADS = 1_000_000_000, 256
+#: Calls of at least this length are reported while they go on, of so many threads. Each look costs two microseconds.
+SO_FAR_NS, _THREADS = 1_000_000_000, 1024
 _SLEEPS = (b"nanosleep", b"clock_nanosleep")
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "threads that are looked at for calls that go on, a second",
+        f"{_THREADS:,}, the same number for each process with a symptom",
+        "their calls are known once they end",
+        "-",
+    ),
+)
 #: In this order: a call is timed once both its ends are seen.
 _TIMED = ("syscalls_on_sys_exit", "syscalls_on_sys_enter")
 
@@ -229,9 +240,10 @@ class CallsSoFar:
             yield Batch(batch.table, rows[due])
 
     def _threads(self) -> Iterator[int]:
-        for pid in self._pids():
-            with contextlib.suppress(OSError):
-                yield from map(int, os.listdir(f"/proc/{pid}/task")[:_THREADS])
+        pids = [*self._pids()]
+        for pid in pids:
+            with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
+                yield from (int(thread.name) for thread in islice(threads, _THREADS // len(pids)))
 
     def close(self) -> None: ...
 
