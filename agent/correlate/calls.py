@@ -7,6 +7,7 @@ import numpy as np
 from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.rows import LastRows, Which, groups
+from agent.correlate.words import Words, render, span
 from agent.tables import TABLES
 
 SO_FAR = TABLES["slow_syscall"].code("basis", "so_far")
@@ -34,3 +35,8 @@ def until(calls: np.ndarray, t_ns: int) -> np.ndarray:
     calls["duration_ns"][later] -= calls["t_ns"][later] - t_ns
     calls["t_ns"][later] = t_ns
     return calls
+
+
+def lasted(call: np.void, ns: float) -> Words:
+    """That long, and whether it goes on."""
+    return render("{took}{more}", took=span(ns), more=" so far" if call["basis"] == SO_FAR else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.correlate.calls import until
+from agent.correlate.calls import lasted, until
 from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
@@ -25,7 +25,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import LEAD_NS, NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered_by, slow_decisions
 from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, timed_out
-from agent.correlate.words import text
+from agent.correlate.words import Words, text
 from agent.tables import TABLES
 
 READS = {**SYSCALLS, **SPENDING, "tcp_rtt": ("netns", "role", "peer", "saddr")}
@@ -50,6 +50,7 @@ class Sleep:
     processes: int
     times: int
     longest_ns: float
+    longest: Words
     share: float
     sure: float
     tid: int
@@ -77,26 +78,25 @@ def _held_up(episode: Episode, view: View) -> list[Sleep]:
     first, group = groups([by > 0, np.where(by > 0, _comm(rows), b""), rows["syscall"]])
     found = []
     for n in range(len(first)):
-        mine, lasted, pids = rows[group == n], longest[group == n], by[group == n]
-        top, pid = mine[int(np.argmax(lasted))], int(pids[int(np.argmax(lasted))])
+        mine, took, pids = rows[group == n], longest[group == n], by[group == n]
+        top, pid = mine[int(np.argmax(took))], int(pids[int(np.argmax(took))])
         call, waiting = text(top["syscall"]), bool(top["kind"] == WAITING)
         sure = 1.0 if episode.tids else _OTHER if waiting and int(top["tid"]) not in readers else _READER
-        share = max(min(1.0, float(lasted.sum()) / lost) if lost else 0.0, covered_by(mine, spans))
+        share = max(min(1.0, float(took.sum()) / lost) if lost else 0.0, covered_by(mine, spans))
         found.append(
             Sleep(
                 call,
                 (text(_comm(top).item()), pid) if pid else None,
                 len(np.unique(pids)),
                 len(mine),
-                float(lasted.max()),
-                max(
-                    share, more.get(call, 0.0) * float(lasted.sum() / longest[rows["syscall"] == top["syscall"]].sum())
-                ),
+                float(took.max()),
+                lasted(top, float(took.max())),
+                max(share, more.get(call, 0.0) * float(took.sum() / longest[rows["syscall"] == top["syscall"]].sum())),
                 max(sure, _READER if call in more else 0.0),
                 int(top["tid"]),
                 waiting,
                 all_known(mine["waker_tid"][mine["waker_pid"] == pid]),
-                tuple(zip(*(ns.tolist() for ns in merged(mine["t_ns"] - lasted, mine["t_ns"])), strict=True)),
+                tuple(zip(*(ns.tolist() for ns in merged(mine["t_ns"] - took, mine["t_ns"])), strict=True)),
                 text(top["file"]) if top["holder_pid"] > 0 else "",
             )
         )

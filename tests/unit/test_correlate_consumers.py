@@ -56,6 +56,7 @@ def test_it_waits_for_a_lock_that_another_process_holds(until_s: int | None) -> 
     one = only(host)
     assert (one["cause"], one["culprit_pid"], one["via"]) == ("syscall", 123, "worker-2 pid 502")
     assert "backup pid 123 held the lock" in one["sentence"]
+    assert ("was blocked for 7.9 s so far;" in one["sentence"]) == (until_s == UNTIL)
 
 
 @pytest.mark.parametrize(("began_s", "cause"), [(30.2, "process_wait"), (5.0, "consumer_stopped")])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate import profiles
+from agent.correlate.calls import lasted
 from agent.correlate.catalogue import Cause
 from agent.correlate.cpu_starvation import READS as CPUS
 from agent.correlate.cpu_starvation import cpu_saturated
@@ -62,7 +63,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     facts: dict[str, Fact] = {
         "disk": disk or "its disk",
         "who": process(episode.comm, episode.pid),
-        "longest": span(float(longest["duration_ns"])),
+        "longest": lasted(longest, float(longest["duration_ns"])),
         "call": text(longest["syscall"]),
     }
     frozen = mine[mine["frozen"] == 1]

@@ -37,7 +37,7 @@ def slept(episode: Episode, view: View) -> Iterator[Verdict]:
             call=sleep.call,
             times=render("{n}, ", n=value(sleep.times, "time")) if sleep.times > 1 else "",
             up="up to " if sleep.times > 1 else "",
-            longest=span(sleep.longest_ns),
+            longest=sleep.longest,
             until=_until(sleep),
             asked="" if sleep.by else asked_by(episode.pid, episode, view, sleep.longest_ns),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from agent.correlate.calls import lasted
 from agent.correlate.catalogue import Cause
 from agent.correlate.computing import READS as COMPUTING
 from agent.correlate.computing import own
@@ -20,7 +21,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, covered_by, slow_spans, spent
 from agent.correlate.wakers import blamed
-from agent.correlate.words import Words, process, render, span, text, value
+from agent.correlate.words import Words, process, render, text, value
 
 #: Factors for a blocked call while the CPUs were busy, or a disk was full, which block calls, too.
 _SATURATED, _FULL = 0.6, 0.6
@@ -57,7 +58,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         on=_place(mine) or (" on a FUSE file system" if fd == "fuse" else f" on a {fd}" if fd else ""),
         who=process(episode.comm, episode.pid),
         times=value(len(mine), "time"),
-        longest=span(longest),
+        longest=lasted(mine[int(np.argmax(mine["duration_ns"]))], longest),
         by=_blamed(culprit, held, ended, episode),
         beside=render(", and {n} on that disk, too", n=value(len(beside), "other call")) if len(beside) else "",
     )
