@@ -34,7 +34,7 @@ struct tcp_socket {
 	u32 out;
 	u32 wrote;
 	u32 busy;
-	u32 left;		/* ticks that its program had waited for an answer at close, plus one; 0: it did not */
+	u32 left;		/* ticks that its program had waited for an answer at close, plus one; 0: it did not; UNKNOWN32: reported */
 	u32 sent;		/* at the last RTT sample (tcp_rtt.h): segments with data, retransmitted ones, */
 	u32 again;		/* and those of them that the peer already had */
 	u32 doubled;

@@ -2,6 +2,8 @@
  */
 
 #define TCP_EADDRNOTAVAIL 99
+#define TCP_SHUT_BOTH 3		/* SHUTDOWN_MASK */
+#define TCP_GIVEN_UP_NS 100000000	/* shorter waits may be ends of one-way messages */
 
 enum { TCP_CONNECT_OK, TCP_CONNECT_FAILED, TCP_CONNECT_ABORTED };
 
@@ -110,13 +112,31 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
  * answer. Within one tick the order is unknown: a connection on which nothing ever arrived is reported in any case. */
 static __always_inline void tcp_leave(void *sk, struct tcp_socket *s)
 {
-	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0;
+	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0, una = 0, wrote = 0;
 	GET(out, sk, tcp_sock, data_segs_out);
 	GET(in, sk, tcp_sock, data_segs_in);
-	GET(sent, sk, tcp_sock, lsndtime);
+	GET(una, sk, tcp_sock, snd_una);
+	GET(wrote, sk, tcp_sock, write_seq);
+	if (una == wrote)
+		GET(sent, sk, tcp_sock, lsndtime);
+	else	/* that would be the last retransmission: since when data is under way */
+		GET(sent, sk, tcp_sock, chrono_start);
 	GET(came, sk, inet_connection_sock, lrcvtime);
 	if (out && (!in || (s32)(sent - came) > 0))
 		s->left = now - sent + 1;
+}
+
+/* Whether it gives up an answer now: it closes, and does not only say that it sends no more. Its connection ends for it
+ * here; where the network is cut, the kernel tries for minutes to tell the other end. */
+static __always_inline bool tcp_gives_up(void *sk, struct tcp_socket *s, u8 new)
+{
+	u8 shut = 0;
+	if (!s || new != TCP_FIN_WAIT1 || (u64)s->left * TCP_TICK_NS < TCP_GIVEN_UP_NS)
+		return false;
+#if HAS_sock__sk_shutdown
+	GET(shut, sk, sock, sk_shutdown);
+#endif
+	return shut == TCP_SHUT_BOTH;
 }
 
 static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 now, u8 old)
@@ -173,12 +193,15 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 			tcp_leave(sk, s);
 		if (s)
 			tcp_serve(sk, s, false, new == TCP_CLOSE || new == TCP_FIN_WAIT1 || new == TCP_LAST_ACK);
-		if (new != TCP_CLOSE)
+		bool gives_up = tcp_gives_up(sk, s, new);
+		if ((new != TCP_CLOSE && !gives_up) || (s && s->left == UNKNOWN32))
 			return;
 		if (old == TCP_SYN_SENT || (s && !s->established_ns))
 			tcp_connect_failed(sk, s, now);
 		else if (old != TCP_SYN_RECV)
 			tcp_closed(sk, s, now, old);
+		if (s && gives_up)
+			s->left = UNKNOWN32;	/* reported */
 	}
 }
 

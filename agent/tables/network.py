@@ -63,7 +63,7 @@ DECLARED = (
     ),
     table(
         "tcp_close",
-        "the end of a connection",
+        "the end of a connection; if its program gives up an answer, when it closes the connection",
         *PROC,
         *SOCK,
         i64("duration_ns", "from ESTABLISHED to CLOSED", "ns"),

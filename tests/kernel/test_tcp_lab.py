@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
 from agent.tables import TABLES
 from tests.cable import Cable, counters, every, first
 from tests.kernel.conftest import Attached
@@ -239,6 +241,34 @@ def test_synack_retransmits(attach: Attach) -> None:
     assert set(rows["role"]) == {SERVER}
     assert set(rows["pid"]) == {os.getpid()}
     assert tcp.lost() == 0
+
+
+def test_an_answer_is_given_up_when_the_program_closes_although_the_kernel_goes_on(attach: Attach) -> None:
+    """Over a wire that was cut, of which the other end learns nothing; the connection's end is no second row."""
+    tcp = attach("tcp")
+    with Cable() as wire:
+        client, server = connection(wire)
+        with wire.left.entered():
+            Path("/proc/sys/net/ipv4/tcp_orphan_retries").write_text("1")
+        wire.drop = lambda _: True
+        client.sendall(b"x" * 13)
+        time.sleep(0.4)
+        began = boot_ns()
+        client.close()
+        mine = within(wire)
+        tcp.wait("tcp_close", mine, lambda r: len(r) >= 1, limit_s=1)
+        seen_ns = boot_ns()
+        (row,) = tcp.wait("tcp_close", mine, lambda _: not closing(wire), limit_s=20)
+        server.close()
+    assert began <= row["t_ns"] < seen_ns
+    assert 380_000_000 <= row["waited_ns"] < row["duration_ns"]
+    assert (row["pid"], row["role"], row["bytes_out"]) == (os.getpid(), CLIENT, 0)
+
+
+def closing(wire: Cable) -> bool:
+    """Whether the kernel still tries to end a connection of the left side."""
+    with wire.left.entered():
+        return " 04 " in Path("/proc/thread-self/net/tcp").read_text()  # FIN_WAIT1
 
 
 def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
