@@ -27,7 +27,7 @@ def make(table: str, n: int, /, **columns: object) -> Batch:
 
 
 def ended(batch: Batch) -> Batch:
-    """Without calls that go on: their last row, once they end, has all of them."""
+    """Without calls that go on: if they are recorded at their end, that row has the whole call."""
     if batch.table != "slow_syscall":
         return batch
     so_far = batch.rows["basis"] == TABLES[batch.table].code("basis", "so_far")

@@ -388,17 +388,27 @@ int on_syscalls_so_far(struct bpf_raw_tracepoint_args *ctx)
 	u64 now = bpf_ktime_get_boot_ns();
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_event *e = syscalls_so_far.lookup(&zero);
-	if (!t || !e || !t->off_ns || now < t->call_ns + ctx->args[1])
+	struct syscalls_tune *tune = syscalls_get_tune();
+	if (!t || !e || !tune)
+		return 0;
+	u64 off_ns = t->off_ns, woken_ns = t->wake_ns, begun_ns = t->call_ns;
+	if (tune->full && t->now.kind == SYSCALLS_SLOW && t->enter_ns && t->enter_ns < begun_ns)
+		begun_ns = t->enter_ns;	/* as its last row will have it */
+	if (!off_ns || now < begun_ns + ctx->args[1])
 		return 0;
 	void *task = (void *)t->task;
 	GET(its_tid, task, task_struct, pid);
 	GET(tgid, task, task_struct, tgid);
 	if (its_tid != tid || tgid != t->tgid)
 		return 0;
+	u64 ready_ns = woken_ns > off_ns && now > woken_ns ? now - woken_ns : 0;
 	syscalls_fill(e, task, t, tid);
 	e->t_ns = now;
-	e->duration_ns = now - t->call_ns;
-	e->blocked_ns += now - t->off_ns;
+	e->duration_ns = now - begun_ns;
+	e->blocked_ns += now - off_ns - ready_ns;
+	e->run_queue_ns += ready_ns;
 	e->basis = SYSCALLS_SO_FAR;
-	return t->off_ns != 0;
+	e->waker_pid = e->waker_tid = UNKNOWN32;	/* of an earlier wait in that call */
+	e->waker_awake_ns = e->waker_cpu_ns = UNKNOWN64;
+	return t->off_ns == off_ns;
 }

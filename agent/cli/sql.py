@@ -26,7 +26,7 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
     ends there with an error and exit status 4. With ORDER BY, damaged files are left out with a note.
 
     \b
-    tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
+    tickscope sql "SELECT comm, count(*) FROM slow_syscall WHERE basis <> 'so_far' GROUP BY ALL ORDER BY 2 DESC"
     """
     from agent.ask.names import mentioned
     from agent.cli.gaps import report_gaps

@@ -7,10 +7,13 @@ import numpy as np
 from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.rows import LastRows, Which, groups
+from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, render, span
 from agent.tables import TABLES
 
 SO_FAR = TABLES["slow_syscall"].code("basis", "so_far")
+#: Before the symptom of a process that nobody asks, such as a consumer: its first message may come late.
+BEFORE_NS = 60 * SECOND
 
 
 class CallRows(LastRows):
@@ -35,6 +38,11 @@ def until(calls: np.ndarray, t_ns: int) -> np.ndarray:
     calls["duration_ns"][later] -= calls["t_ns"][later] - t_ns
     calls["t_ns"][later] = t_ns
     return calls
+
+
+def ended_or_since(calls: np.ndarray, since_ns: np.ndarray | int) -> np.ndarray:
+    """Which calls have ended, or began at that time or later: others may be those of threads that are idle."""
+    return np.asarray((calls["basis"] != SO_FAR) | (calls["t_ns"] - calls["duration_ns"] >= since_ns))
 
 
 def lasted(call: np.void, ns: float) -> Words:

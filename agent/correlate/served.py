@@ -20,6 +20,7 @@ READS = {
         "tid",
         "saddr",
         "sport",
+        "peer",
         "netns",
         "interval_ns",
         "requests",

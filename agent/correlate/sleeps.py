@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.correlate.calls import lasted, until
+from agent.correlate.calls import BEFORE_NS, ended_or_since, lasted, until
 from agent.correlate.catalogue import dtypes, symptom_of
 from agent.correlate.episode import NOT_ASKED, Episode
 from agent.correlate.join import inside
@@ -28,7 +28,7 @@ from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads
 from agent.correlate.words import Words, text
 from agent.tables import TABLES
 
-READS = {**SYSCALLS, **SPENDING, "tcp_rtt": ("netns", "role", "peer", "saddr")}
+READS = {**SPENDING, **SYSCALLS, "tcp_rtt": ("netns", "role", "peer", "saddr")}
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _OFF_NS = 60_000_000  # times of requests are in ticks, and late by a gate of bpf/tcp_rtt.h
 _MOST = 0.5  # of a request, from which one wait is the reason for it
@@ -157,6 +157,7 @@ def _inside(
     napping = np.isin(rows["syscall"], [*REQUESTED]) & np.isin(rows["tid"], [*readers])
     again = (rows["holder_pid"] > 0) | napping
     for_request = ~waits | (late & (long | alike | again[j]))
+    for_request &= waits | ended_or_since(rows[j], begun[i] - (LEAD_NS if asked else BEFORE_NS))
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]

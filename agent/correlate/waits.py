@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.abandoned import READS as GIVEN_UP
 from agent.correlate.abandoned import given_up
-from agent.correlate.calls import until
+from agent.correlate.calls import BEFORE_NS, ended_or_since, until
 from agent.correlate.catalogue import symptom_of
 from agent.correlate.episode import NOT_ASKED, Culprit, Episode, Evidence, item
 from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
@@ -22,7 +23,7 @@ from agent.correlate.rows import groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, owing, slow
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
+from agent.correlate.view import LEAD_NS, NO_PEER, SERVERS, View, place, to_peer
 from agent.correlate.wakers import of_threads
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
@@ -108,6 +109,8 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
         if len(slow):
             rows = until(rows, int(slow["t_ns"].max())) if table == "slow_syscall" else rows
             return _clipped(slow, rows), lost, bool((slow["tid"] >= 0).all())
+    if table == "slow_syscall":
+        rows = pick(rows, ended_or_since(rows, episode.start_ns - BEFORE_NS))
     return rows, float(max(episode.end_ns - episode.start_ns, 1)), False
 
 
@@ -115,6 +118,9 @@ def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The rows that ended inside a decision, with their duration limited to the longest time inside one."""
     i, j = inside(decisions, rows)
     begun = decisions["t_ns"][i] - decisions["duration_ns"][i]
+    if "basis" in (rows.dtype.names or ()):
+        since = ended_or_since(rows[j], begun - LEAD_NS)
+        i, j, begun = i[since], j[since], begun[since]
     most = np.zeros(len(rows), np.int64)
     np.maximum.at(most, j, rows["t_ns"][j] - begun)
     chosen = np.unique(j)

@@ -7,8 +7,9 @@ symptom itself; what they find about it, or beyond it, explains the first one, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -106,24 +107,22 @@ def further(
     verdicts: list[Verdict],
     seen: dict[int, None],
     passed: tuple[Episode, ...] = (),
-    beside: frozenset[int] = frozenset(),
+    beside: Mapping[int, Episode] = MappingProxyType({}),
 ) -> list[Verdict]:
     """The verdicts on an episode, with those on the processes that it waited for. examine: the rules' verdicts on one
     episode. seen: gets these processes. passed: those of the processes before it. beside: those that the one before it
-    waited for. Processes of which each waits for the others in turn, as for a lock, lose only the time that each takes
-    itself.
+    waited for. Processes that wait for each other in turn, as for a lock, lose only the time that each takes itself.
     """
     if len(passed) >= HOPS or not _kinds(episode) or (episode.pid is None and episode.symptom in EdgeKind.symptoms):
         return verdicts
     its = hops(episode, view)
-    turns = [hop for hop, _ in its if hop.pid in beside]
+    turns = [hop for hop, _ in its if hop.pid in beside and _waits(beside[hop.pid], episode, view)]
     found, way = _in_turn(verdicts, turns), (*passed, episode)
     for hop, node in its:
         if hop in turns or hop.pid in {one.pid for one in passed} or hop.pid in seen or len(seen) >= _PROCESSES:
             continue
         seen[hop.pid] = None
-        waited = frozenset(one.pid for one, _ in its)
-        there = further(node, view, examine, examine(node, view), seen, way, waited)
+        there = further(node, view, examine, examine(node, view), seen, way, {one.pid: of for one, of in its})
         roots = [v for v in there if v.score >= _NAMED and not _points_back(v, node, way, view)]
         who = process(hop.comm, hop.pid)
         if not roots:
@@ -141,6 +140,11 @@ def further(
             for v in roots
         ]
     return found
+
+
+def _waits(one: Episode, other: Episode, view: View) -> bool:
+    """Whether that one waited for the other one."""
+    return any(hop.pid == other.pid for hop, _ in hops(one, view))
 
 
 def _in_turn(verdicts: list[Verdict], turns: list[Waited]) -> list[Verdict]:

@@ -60,15 +60,15 @@ _FAULT = 1023
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
 #: Calls of at least this length are reported while they go on, of so many threads. Each look costs two microseconds.
-SO_FAR_NS, _THREADS = 1_000_000_000, 1024
+SO_FAR_NS, _THREADS, _FARTHEST = 1_000_000_000, 1024, 8192
 _SLEEPS = (b"nanosleep", b"clock_nanosleep")
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
         "findings",
         "threads that are looked at for calls that go on, a second",
-        f"{_THREADS:,}, the same number for each process with a symptom",
-        "their calls are known once they end",
+        f"{_THREADS:,}, shared evenly between the processes with a symptom",
+        f"looked at in a later second, up to {_FARTHEST:,} of a process",
         "-",
     ),
 )
@@ -213,6 +213,7 @@ class CallsSoFar:
         self._run.args[1] = SO_FAR_NS
         self._found = SharedArray(family.maps["syscalls_so_far"], kernel.loaded.wire.dtype("syscalls_event")).values
         self._due: dict[tuple[int, int], int] = {}  # (thread, start of its call): when it is a row again
+        self._begin: dict[int, int] = {}  # of a process with many threads: how many were looked at
         self._works = True
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
@@ -240,10 +241,16 @@ class CallsSoFar:
             yield Batch(batch.table, rows[due])
 
     def _threads(self) -> Iterator[int]:
-        pids = [*self._pids()]
-        for pid in pids:
+        """Of each process as many as of the others; where there are more, the next ones the next time."""
+        pids, left, begin = [*self._pids()], _THREADS, self._begin
+        self._begin = {}
+        for n, pid in enumerate(pids):
+            share, at = left // (len(pids) - n), begin.get(pid, 0)
             with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
-                yield from (int(thread.name) for thread in islice(threads, _THREADS // len(pids)))
+                tids = [int(thread.name) for thread in islice(threads, at, at + share)]
+                left -= len(tids)
+                self._begin[pid] = at + share if len(tids) == share and at < _FARTHEST else 0
+                yield from tids
 
     def close(self) -> None: ...
 

@@ -32,7 +32,8 @@ DECLARED = (
     ),
     table(
         "slow_syscall",
-        "one slow system call, a wait inside a decision, or a long wait of a process that answers late",
+        "one slow system call, a wait inside a decision, or a long wait of a process that answers late. A call that"
+        " goes on has more rows, each when it is a tenth longer: basis so_far",
         *PROC,
         enum("kind", "slow waiting", "slow: blocked, but not on input; waiting: blocked on input"),
         peer("remote ip:port where the fd is a socket"),
@@ -46,8 +47,8 @@ DECLARED = (
         enum(
             "basis",
             "all sampled blocked so_far",
-            "all calls, calls in sampling windows, or only time blocked in calls; so_far: a call of a process with an"
-            " active finding that goes on, as of t_ns",
+            "all calls, calls in sampling windows, or only time blocked in calls; so_far: a call that goes on, as of"
+            " t_ns, of a process with an active symptom or that owes an answer",
         ),
         i64("ret", "return value, if seen"),
         i64("goroutine", "Go's g address", "", "go.goroutine"),

@@ -71,7 +71,7 @@ def test_the_client_whose_request_waited_longest_is_named(its: dict[str, bytes])
         host.add("tcp_connect", at=29.99, pid=77, **its, netns=1, saddr=ADDRESS, sport=51515, result="ok")
     (one,) = found(host)
     who = "redis-cli pid 77 at 127.0.0.1:51515" if its else "127.0.0.1:51515"
-    assert f"; the request that waited longest was of {who}" in str(one["sentence"])
+    assert f"; the request that waited longest came from {who}" in str(one["sentence"])
 
 
 def test_who_did_not_run_was_not_busy() -> None:

@@ -76,6 +76,25 @@ def test_a_call_that_goes_on_explains_requests_that_go_on(late_ms: int) -> None:
     assert one["via"] == "shop pid 1700, postgres pid 1802"
 
 
+@pytest.mark.parametrize("since_s", [29.98, 12.0])
+@pytest.mark.parametrize("call", ["recvfrom", "flock"])
+def test_a_thread_that_is_idle_for_long_is_no_reason(call: str, since_s: float) -> None:
+    """It waits for notices of a server, or for its turn as a leader."""
+    host = shop()
+    talks(host, SHOP_PID, DB)
+    its: dict[str, Any] = {"syscall": call.encode(), "basis": "so_far"}
+    its |= (
+        {"kind": "waiting", "peer": DB}
+        if call == "recvfrom"
+        else {"kind": "slow", "holder_pid": HOLDER_PID, "holder_comm": b"leader", "holder_start_ns": T0}
+    )
+    for second in range(31, UNTIL):
+        took = int((second + 0.02 - since_s) * S)
+        asleep(host, {**SHOP, "tid": SHOP_PID + 1}, second + 0.02, **its, duration_ns=took)
+    causes = {one["cause"] for one in found(host)}
+    assert (causes == {"unknown"}) == (since_s < 29), causes
+
+
 def test_those_that_wait_for_one_lock_wake_one_another_in_turn() -> None:
     """The session that shop asked got it after another one, which got it from the holder."""
     host = chain()

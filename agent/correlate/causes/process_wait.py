@@ -143,7 +143,7 @@ CAUSE = Cause(
     69,
     "a thread that owed an answer slept until another process of this host woke it (a lock, a latch, a queue between"
     " processes), for what one client sends while others wait, or for a time that its program asked for",
-    {**REQUESTS, **READS, **ASKERS},
+    {**REQUESTS, **ASKERS, **READS},
     "see what that process did meanwhile: tickscope query slow_syscall --columns"
     " comm,tid,syscall,duration_ns,waker_comm,waker_pid; for a database, its own"
     " list of locks (pg_locks, SHOW ENGINE INNODB STATUS)",

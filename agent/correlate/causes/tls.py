@@ -144,7 +144,8 @@ def resetting(episode: Episode, view: View) -> Iterator[Verdict]:
     netns, raw = cast("tuple[int, bytes]", episode.key)
     resets = in_netns(to_peer(view.during("tcp_reset", episode), raw), netns)
     for verdict in failing(episode, view):
-        if (verdict.evidence[0].value or 0) >= _MOSTLY * len(resets) > 0:
+        many = (verdict.evidence[0].value or 0) >= _MOSTLY * len(resets) > 0
+        if many and verdict.detail == "certificate":
             yield verdict
 
 
