@@ -124,7 +124,7 @@ def test_panels_have_data_of_a_fresh_agent(scraped: tuple[Agent, Prometheus, int
 
 def test_panels_have_data_beside_the_demo_and_a_queue(start: Callable[..., Agent], tmp_path: Path) -> None:
     page = free_port()
-    with Redis(tmp_path) as redis, Prometheus(tmp_path, {"web1": page}) as server, queued(redis):
+    with Redis(tmp_path) as redis, Prometheus(tmp_path, {"web1": page}) as server, queued(redis), unanswered():
         agent = start(config=f"prometheus: 127.0.0.1:{page}\nredis: [{redis.url}]\n").ready()
         without: dict[str, set[str]] = {}
 
@@ -141,6 +141,19 @@ def test_panels_have_data_beside_the_demo_and_a_queue(start: Callable[..., Agent
                 until(done, 90, why=lambda: without)
             finally:
                 demo.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def unanswered() -> Iterator[None]:
+    """Connects that nobody accepts: their SYNs are sent again."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        clients = [socket.socket() for _ in range(8)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield
+        for client in clients:
+            client.close()
 
 
 @contextmanager
