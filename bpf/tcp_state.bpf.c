@@ -112,15 +112,17 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
  * answer. Within one tick the order is unknown: a connection on which nothing ever arrived is reported in any case. */
 static __always_inline void tcp_leave(void *sk, struct tcp_socket *s)
 {
-	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0, una = 0, wrote = 0;
+	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0, una = 0, wrote = 0, acked = 0;
 	GET(out, sk, tcp_sock, data_segs_out);
 	GET(in, sk, tcp_sock, data_segs_in);
 	GET(una, sk, tcp_sock, snd_una);
 	GET(wrote, sk, tcp_sock, write_seq);
-	if (una == wrote)
-		GET(sent, sk, tcp_sock, lsndtime);
-	else	/* that would be the last retransmission: since when data is under way */
+	GET(sent, sk, tcp_sock, lsndtime);
+	if (una != wrote) {	/* that may be a retransmission; since data is under way, or the last acknowledgement */
 		GET(sent, sk, tcp_sock, chrono_start);
+		GET(acked, sk, tcp_sock, rcv_tstamp);
+		sent = (s32)(acked - sent) > 0 ? acked : sent;
+	}
 	GET(came, sk, inet_connection_sock, lrcvtime);
 	if (out && (!in || (s32)(sent - came) > 0))
 		s->left = now - sent + 1;
