@@ -141,7 +141,7 @@ class Waited:
     process. serves: (network namespace, port) of what it serves, or NOT_ASKED; where: the scope of verdicts about the
     wait for it. tids: its threads that ended the waits, if they are known; spans: the waits; longest_ns: the longest of
     them, if it is known. through: (comm, pid) of processes between, which only passed it on. idle_at: the peer of
-    which it waits for more work.
+    which it waits for more work. lock: the file whose lock it held.
     """
 
     pid: int
@@ -155,6 +155,7 @@ class Waited:
     longest_ns: float = 0.0
     through: tuple[tuple[str, int], ...] = ()
     idle_at: bytes = b""
+    lock: str = ""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def further(
                 v,
                 score=v.score * min(1.0, hop.share / _WHOLE) * hop.sure**0.5 * _FURTHER,
                 via=(*(process(*one) for one in hop.through), who, *v.via),
-                words=_via(v, who),
+                words=_via(v, who, hop.lock),
                 short="",
             )
             for v in roots
@@ -176,11 +176,18 @@ def _unexplained(verdict: Verdict, who: str, node: Episode, view: View) -> Verdi
     return replace(verdict, words=words)
 
 
-def _via(verdict: Verdict, who: str) -> Words:
-    """Its words, with the process that waited for what it is about, unless they name that."""
-    if who in str(verdict.words):
+def _via(verdict: Verdict, who: str, lock: str) -> Words:
+    """Its words, with the process that waited for what it is about, unless they name that, and the lock that it held
+    meanwhile.
+    """
+    waits = "" if who in str(verdict.words) else " waited for it"
+    holds = render(" held the lock on {file}", file=lock) if lock else ""
+    if not waits and not holds:
         return verdict.words
-    return render("{words}; {who} waited for it", words=verdict.words, who=who)
+    both = ", and" if waits and holds else ""
+    return render(
+        "{words}; {who}{waits}{both}{holds}", words=verdict.words, who=who, waits=waits, both=both, holds=holds
+    )
 
 
 def _points_back(verdict: Verdict, node: Episode, way: tuple[Episode, ...], view: View) -> bool:

@@ -18,7 +18,8 @@ _SURE = 0.95  # that a client is the process that ended the wait for what it sen
 def woken(episode: Episode, view: View) -> Iterator[Waited]:
     for sleep in held_up(episode, view):
         if sleep.by and sleep.share >= SHARE:
-            yield Waited(sleep.by[1], sleep.by[0], sleep.share, sleep.sure, NOT_ASKED, "", sleep.by_tids, sleep.spans)
+            (comm, pid), share, sure = sleep.by, sleep.share, sleep.sure
+            yield Waited(pid, comm, share, sure, NOT_ASKED, "", sleep.by_tids, sleep.spans, lock=sleep.lock)
     its = client_wait(episode, view)
     if its is not None and its.by and its.share >= SHARE and episode.metric not in symptom_of(episode).alone:
         yield Waited(its.by[1], its.by[0], its.share, _SURE, NOT_ASKED, "", spans=its.spans)

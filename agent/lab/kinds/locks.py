@@ -45,7 +45,7 @@ FLOCK = Kind(
     "another process holds a file lock (flock)",
     Size("duration_s", 0.35, 5.0),
     ("hold-flock",),
-    (Right("syscall", "flock", culprit=True),),
+    (Right("process_wait", "clock_nanosleep", culprit=True), Right("syscall", "flock", culprit=True)),
     held,
     touches=_TOUCHES,
 )
@@ -54,7 +54,7 @@ POSIX = Kind(
     "another process holds a record lock (fcntl)",
     Size("duration_s", 0.35, 5.0),
     ("hold-posix",),
-    (Right("syscall", "fcntl", culprit=True),),
+    (Right("process_wait", "clock_nanosleep", culprit=True), Right("syscall", "fcntl", culprit=True)),
     held,
     touches=_TOUCHES,
 )
