@@ -60,17 +60,20 @@ def test_an_event_loop_that_a_computation_blocks() -> None:
     assert float(str(one["confidence"])) > 0.85
 
 
-@pytest.mark.parametrize("its", [{"comm": b"redis-cli"}, {}])
-def test_the_client_whose_request_waited_longest_is_named(its: dict[str, bytes]) -> None:
-    """As one that asks for all keys. Its process is known if it connected lately."""
+@pytest.mark.parametrize("netns", [1, 2, None])
+def test_the_client_whose_request_waited_longest_is_named(netns: int | None) -> None:
+    """As one that asks for all keys. Its process is known if it connected lately; one with that address in another
+    namespace is another one.
+    """
     host, client = blocked_loop(), peer("127.0.0.1", 51515)
     for table, rows in host.made:
         if table == "service_latency":
             rows["peer"][rows["max_ns"] > S] = np.frombuffer(client, "V18")[0]
-    if its:
-        host.add("tcp_connect", at=29.99, pid=77, **its, netns=1, saddr=ADDRESS, sport=51515, result="ok")
+    if netns:
+        its = {"pid": 77, "comm": b"redis-cli", "netns": netns}
+        host.add("tcp_connect", at=29.99, **its, saddr=ADDRESS, sport=51515, result="ok")
     (one,) = found(host)
-    who = "redis-cli pid 77 at 127.0.0.1:51515" if its else "127.0.0.1:51515"
+    who = "redis-cli pid 77 at 127.0.0.1:51515" if netns == 1 else "127.0.0.1:51515"
     assert f"; the request that waited longest came from {who}" in str(one["sentence"])
 
 
