@@ -35,7 +35,7 @@ READS = {
     "syn_ack": ("interval_ns", "sport", "count", "sum_ns", "max_ns"),
 }
 _ALL, _WRITE = (TABLES["block_io"].code("op", name) for name in ("all", "write"))
-_READY = TABLES["off_cpu"].code("state", "ready")
+_READY, _UNINTERRUPTIBLE = (TABLES["off_cpu"].code("state", name) for name in ("ready", "uninterruptible"))
 _SLOW = TABLES["off_cpu"].code("kind", "slow")
 HANDSHAKE = TABLES["lock_contention"].code("path", "handshake")
 #: A profile begins within this time of its episode, and lasts for a few seconds.
@@ -87,10 +87,19 @@ def disk(episode: Episode, view: View, name: str) -> Disk | None:
     return Disk(n, total / max(1, n), float(whole["max_ns"].max()), queued / max(1, n), writer, wrote)
 
 
-def locked_ns(episode: Episode, view: View) -> float:
-    """The longest wait of the episode's process for a kernel lock."""
+def locked(episode: Episode, view: View) -> np.ndarray:
+    """Waits of the episode's process for kernel locks: rows of ``lock_contention``."""
     rows = view.own(profiled(episode, view, "lock_contention"), episode)
-    return float(rows["max_ns"][rows["path"] != HANDSHAKE].max(initial=0))
+    return np.asarray(rows[rows["path"] != HANDSHAKE])
+
+
+def locked_share(episode: Episode, view: View, locked: np.ndarray) -> float:
+    """The time of these rows of ``lock_contention``, as a share of what the profile saw the episode's process asleep in
+    slow calls that no signal ends: it may begin after the longest call.
+    """
+    asleep = view.own(profiled(episode, view, "off_cpu"), episode)
+    asleep = asleep[(asleep["kind"] == _SLOW) & (asleep["state"] == _UNINTERRUPTIBLE)]
+    return float(locked["sum_ns"].sum()) / max(float(asleep["sum_ns"].sum()), 1.0) if len(asleep) else 0.0
 
 
 def slept(episode: Episode, view: View, call: str) -> tuple[Evidence, ...]:

@@ -9,7 +9,7 @@ its cause is right.
 It is right by cause if its cause is one of the fault's right answers. It is right in full if ``cause_detail`` and the
 culprit match, too, as far as that answer has them, and its subject is a victim, the culprit, or a server between the
 two that the fault reached: callers see that server's answers. If several findings belong to one fault, the one with the
-highest confidence counts.
+highest confidence counts, of those that name a victim or the culprit if there are any: others come from this host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reported:
 
 @dataclass
 class Judgement:
-    """One fault and its findings, those with the highest confidence first."""
+    """One fault and its findings, those that name a victim or the culprit first, then by confidence."""
 
     fault: Done
     reported: list[Reported] = field(default_factory=list)
@@ -149,7 +149,10 @@ def judge(truth: Truth, reported: Sequence[Reported]) -> tuple[list[Judgement], 
             and cause_right(finding.last, verdict.fault)
         ]
     for verdict in verdicts:
-        verdict.reported.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
+        fault = verdict.fault
+        verdict.reported.sort(
+            key=lambda t: (not concerns(t, fault, truth), -float(t.last["confidence"] or 0), t.states[0][0])
+        )
     return verdicts, stray
 
 

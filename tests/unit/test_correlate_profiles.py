@@ -199,6 +199,33 @@ def test_a_lock_of_the_kernels_reports_more_than_the_call_that_waited_for_it(
     assert one["cause"] == cause
 
 
+@pytest.mark.parametrize(("asleep_ms", "cause"), [(700, "kernel_lock"), (1300, "syscall")])
+def test_a_profile_that_began_after_the_longest_call(asleep_ms: int, cause: str) -> None:
+    """What counts is the share of the time asleep that it saw itself: the lock's is 600 ms."""
+
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        call(host, syscall=b"mmap")
+        lock(300)(host)
+        host.add(
+            "off_cpu",
+            t_ns=END,
+            interval_ns=3 * S,
+            pid=APP_PID,
+            comm=b"python3",
+            state="uninterruptible",
+            kind="slow",
+            syscall=b"mmap",
+            count=9,
+            sum_ns=asleep_ms * MS,
+            max_ns=300 * MS,
+            kernel_stack=b"rwsem_down_write_slowpath;down_write_killable;vm_mmap_pgoff",
+        )
+
+    (one,) = latest(run(around_stall(stall), UNTIL))
+    assert one["cause"] == cause
+
+
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
     host.add(
         "syn_ack",

@@ -253,6 +253,10 @@ def test_the_surest_finding_counts() -> None:
     sure, unsure = finding("broker_slow", confidence=0.9), finding("cpu", start_s=20.5)
     assert score([done()], [unsure, sure])["all"]["top1_cause"] == 1
     assert score([done()], [unsure, sure])["wrong_causes_per_hour"] == 1
+    elsewhere = finding("disk", confidence=0.95, subject="limiter lab:api-other")
+    figures = score([done()], [elsewhere, sure])
+    assert (figures["all"]["top1_cause"], figures["wrong_causes_per_hour"]) == (1, 1), "it names nobody of the fault's"
+    assert score([done()], [elsewhere])["all"]["top1_cause"] == 0
 
 
 def test_a_finding_without_a_fault_is_wrong() -> None:

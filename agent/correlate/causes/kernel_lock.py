@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
-from agent.correlate.profiles import HANDSHAKE, READS, profiled
+from agent.correlate.profiles import HANDSHAKE, READS, locked, locked_share, profiled
 from agent.correlate.rows import groups
 from agent.correlate.view import View
 from agent.correlate.words import process, render, span, text, value
@@ -24,8 +24,7 @@ _PORT = re.compile(r"[\]\d*]:(\d{1,5})(?=$|[\s)])")
 
 def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     """Waits of its threads for one lock, on any path."""
-    rows = view.own(profiled(episode, view, "lock_contention"), episode)
-    rows = rows[rows["path"] != HANDSHAKE]
+    rows = locked(episode, view)
     if not len(rows):
         return
     first, group = groups([rows["lock"]])
@@ -36,6 +35,7 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     share = max(
         spent / max(float(mine["interval_ns"].max()), 1.0),
         longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0,
+        locked_share(episode, view, mine),
     )
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)

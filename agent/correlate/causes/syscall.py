@@ -13,7 +13,7 @@ from agent.correlate.computing import own
 from agent.correlate.cpu_starvation import READS, cpu_saturated, cpu_share
 from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Verdict, item
 from agent.correlate.profiles import READS as PROFILES
-from agent.correlate.profiles import locked_ns, slept
+from agent.correlate.profiles import locked, locked_share, slept
 from agent.correlate.resource_rules import DISK, full
 from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
@@ -85,7 +85,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
             * (_SATURATED if not culprit.pid and cpu_saturated(episode, view) else 1.0)
             * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
             * (_FULL if _disk_full(episode, view) else 1.0)
-            * (_LOCKED if culprit == UNKNOWN_CULPRIT and locked_ns(episode, view) >= _HALF * longest else 1.0)
+            * (_LOCKED if culprit == UNKNOWN_CULPRIT and _in_a_lock(episode, view, longest) else 1.0)
             * share
             * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
             if share >= SHARE
@@ -103,6 +103,12 @@ def _beside(others: np.ndarray, mine: np.ndarray) -> np.ndarray:
     """Other calls on the disk of the longest one: a writer also syncs, and one disk delays both."""
     disk = mine["device"][int(np.argmax(mine["duration_ns"]))]
     return np.asarray(others[(others["device"] == disk) & (disk != b"")])
+
+
+def _in_a_lock(episode: Episode, view: View, longest: float) -> bool:
+    """Whether half of the calls' time, or of the longest one, was a wait for locks of the kernel."""
+    rows = locked(episode, view)
+    return float(rows["max_ns"].max(initial=0)) >= _HALF * longest or locked_share(episode, view, rows) >= _HALF
 
 
 def _disk_full(episode: Episode, view: View) -> bool:

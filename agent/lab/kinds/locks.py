@@ -35,7 +35,7 @@ CONVOY = Kind(
     "another process takes a lock again and again",
     Size("hold_s", 0.02, 0.4),
     ("hold-flock", "hold-posix"),
-    (Right("syscall", culprit=True),),
+    (Right("process_wait", "clock_nanosleep", culprit=True), Right("syscall", culprit=True)),
     convoy,
     (3.0, 6.0),
     touches=_TOUCHES,

@@ -138,7 +138,7 @@ KINDS = (
         "Redis sleeps (DEBUG SLEEP)",
         Size("duration_s", 0.15, 4.0),
         _ALL,
-        _SLOW,
+        (Right("process_wait", "clock_nanosleep", culprit=True), *_SLOW),
         busy(lambda s: ("DEBUG", "SLEEP", f"{s:.3f}")),
     ),
     Kind(
