@@ -2,7 +2,7 @@
 as far as it runs on this host. Pure.
 
 A server passes the failure on if its own requests fail meanwhile, by an error, a refused connect, a connection that is
-closed without an answer, or a wait that it gives up. Then the next server is examined.
+reset or closed without an answer, or a wait that it gives up. Then the next server is examined.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ READS = {
     "service_latency": ("uid",),
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_close": ("netns", "peer", "role", "waited_ns", "bytes_in", "bytes_out"),
+    "tcp_reset": ("netns", "peer", "role", "direction"),
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
@@ -43,6 +44,7 @@ _ORDERLY = (
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")
 _PROVOKED_MYSQL = (b"1048", b"1062", b"1264", b"1292", b"1366", b"1406", b"1451", b"1452", b"1644", b"3819")
 _CLIENT = TABLES["tcp_close"].code("role", "client")
+_RECEIVED = TABLES["tcp_reset"].code("direction", "received")
 _SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
 _HOPS, _PIDS = 4, 64
 _CALL = np.dtype([("netns", np.int64), ("peer", "V18"), ("duration_ns", np.int64)])
@@ -99,7 +101,8 @@ def error_name(protocol: str, code: str) -> str:
 @dataclass(frozen=True)
 class FailedHop:
     """A server that was called, and how the calls failed. how: answered (with errors: code, protocol), refused
-    (connects: errno), closed (without an answer), given_up, or waited (calls of a process that was itself given up on).
+    (connects: errno), reset, closed (without an answer), given_up, or waited (calls of a process that was itself given
+    up on).
     raw: ip:port as in rows; pids: of its processes, the latest first.
 
     by: its caller, for display; empty for the first server of an episode about answers. n: number of failures.
@@ -175,6 +178,8 @@ class FailedHop:
                     "tcp_connect", "failed connects", self.n, "", keys={"peer": self.name, "errno": self.errno or None}
                 ),
             )
+        if self.how == "reset":
+            return (item("tcp_reset", "connections reset", self.n, "", keys={"peer": self.name}),)
         if self.how == "closed":
             return (
                 item(
@@ -225,7 +230,7 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
         return []
     found = [_served(first, view, episode)]
     while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].self_explanatory:
-        step = (_asks if found[-1].how in ("answered", "closed") else _waits)(found[-1], episode, view)
+        step = (_asks if found[-1].how in ("answered", "closed", "reset") else _waits)(found[-1], episode, view)
         if step is None or step.raw in {one.raw for one in found}:
             break
         found.append(_served(replace(step, by=found[-1].who), view, episode))
@@ -294,7 +299,9 @@ def _served(hop: FailedHop, view: View, episode: Episode) -> FailedHop:
 
 def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     """The failed requests of a server's processes to others, if they are unusual."""
-    connects, closes = (_both(view, episode, table, server.pids) for table in ("tcp_connect", "tcp_close"))
+    connects, closes, resets = (
+        _both(view, episode, table, server.pids) for table in ("tcp_connect", "tcp_close", "tcp_reset")
+    )
     found = [_answers(*_both(view, episode, "service_answer", server.pids))]
     failed, before = (rows[rows["result"] == _FAILED] for rows in connects)
     most = _unusual(failed, before, episode)
@@ -304,6 +311,10 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     unanswered = _unusual(_unanswered(closes[0]), _unanswered(closes[1]), episode)
     if unanswered is not None and unanswered[2] >= _LEAST:
         found.append(FailedHop(*unanswered[:2], "closed", unanswered[2]))
+    reset = _unusual(*(pick(r, (r["direction"] == _RECEIVED) & (r["role"] != _SERVER)) for r in resets), episode)
+    if reset is not None:
+        n = reset[2] - len(to_peer(failed, reset[0]))  # a refused connect is a reset, too
+        found += [FailedHop(*reset[:2], "reset", n)] if n >= _LEAST else []
     now, then = (given_up(*parts) for parts in zip(closes, connects, strict=True))
     given = _unusual(now, then, episode)
     if given is not None:

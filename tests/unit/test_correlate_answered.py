@@ -233,6 +233,20 @@ def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
     assert "refused" in str(finding["sentence"])
 
 
+@pytest.mark.parametrize("direction", ["received", "sent"])
+def test_a_proxy_whose_connections_are_reset_is_not_to_blame(direction: str) -> None:
+    """Those that it resets itself are no failures."""
+    host = chain(b"502")
+    host.add("tcp_reset", t_ns=times(30, 35), **NGINX, peer=APP_AT, role="client", direction=direction)
+    (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
+    was_reset = direction == "received"
+    assert (finding["cause"], finding["cause_detail"] == "reset") == (
+        "network_loss" if was_reset else "server_error",
+        was_reset,
+    )
+    assert ("connections of nginx pid" in str(finding["sentence"])) == was_reset
+
+
 @pytest.mark.parametrize("received", [0, 120, None])
 def test_a_server_that_closes_without_an_answer_is_to_blame(received: int | None) -> None:
     """Connections that were closed after an answer, or of which nothing is known, are no failures."""

@@ -207,3 +207,12 @@ def test_who_is_answered_with_a_few_words_and_shown_out_is_not_reset_by_a_networ
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
     if detail == "turned_away":
         assert "it closed 8 connections at once, each after 36 bytes" in str(found["sentence"])
+
+
+def test_where_each_answer_has_a_connection_they_are_not_shown_out() -> None:
+    """They close after a few bytes all the time; those that were reset are others."""
+    host = steady()
+    closes(host, np.arange(0, UNTIL, 0.25), 36, 0.4)
+    resets(host, BAD)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], found["cause_detail"]) == ("network_loss", "reset")

@@ -25,7 +25,7 @@ from agent.correlate.words import peer, process, render, span, value
 from agent.tables import TABLES
 
 _CLIENT = TABLES["tcp_close"].code("role", "client")
-_WORDS_BYTES, _AT_ONCE_NS = 1024, 200_000_000
+_WORDS_BYTES, _AT_ONCE_NS, _BEFORE_NS = 1024, 200_000_000, 30 * SECOND
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
@@ -94,14 +94,22 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
     """A peer that accepts a connection, sends a few bytes, and closes it at once: a limit of connections, or an
-    unwanted client. A network does not do that.
+    unwanted client. A network does not do that. Where each short answer has a connection of its own, they end like
+    this all the time.
     """
     netns, raw = cast("tuple[int, bytes]", episode.key[:2])
-    rows = in_netns(to_peer(view.during("tcp_close", episode, SECOND), raw), netns)
-    rows = rows[(rows["role"] == _CLIENT) & (rows["bytes_in"] > 0) & (rows["bytes_in"] <= _WORDS_BYTES)]
-    rows = rows[(rows["duration_ns"] >= 0) & (rows["duration_ns"] <= _AT_ONCE_NS)]
-    broken = episode.facts.get("broken", 0.0)
+
+    def ended(closes: np.ndarray) -> np.ndarray:
+        rows = in_netns(to_peer(closes, raw), netns)
+        rows = rows[(rows["role"] == _CLIENT) & (rows["bytes_in"] > 0) & (rows["bytes_in"] <= _WORDS_BYTES)]
+        return np.asarray(rows[(rows["duration_ns"] >= 0) & (rows["duration_ns"] <= _AT_ONCE_NS)])
+
+    rows, broken = ended(view.during("tcp_close", episode, SECOND)), episode.facts.get("broken", 0.0)
     if not broken or len(rows) < 0.5 * broken or broken <= episode.facts.get("failed", 0.0):
+        return
+    lasted_s = (episode.end_ns - episode.start_ns) / SECOND + 2
+    before = ended(view.rings["tcp_close"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - SECOND))
+    if len(rows) < 3 * len(before) * lasted_s * SECOND / (_BEFORE_NS - SECOND):
         return
     server, name = view.server(raw, netns, episode), peer(raw)
     who = process(*server) if server else "it"

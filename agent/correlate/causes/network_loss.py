@@ -8,6 +8,8 @@ from typing import cast
 
 import numpy as np
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.local import in_netns, is_loopback, is_unix
@@ -97,6 +99,11 @@ def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def failed(episode: Episode, view: View) -> Iterator[Verdict]:
+    for end in chain(episode, view)[-1:]:
+        if end.how == "reset":
+            words = render("{n} of {by} to {name} were reset", n=value(end.n, "connection"), by=end.by, name=end.name)
+            scope = _resets_by(end.name, end.raw, end.netns)
+            yield Verdict(CAUSE.name, 0.8, scope, words, end.evidence(), "reset", Culprit(object=end.name))
     yield from reset(episode, view)
     yield from lost(episode, view)
 
@@ -210,12 +217,16 @@ def reset(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(
         CAUSE.name,
         0.6 + 0.25 * min(1.0, broken / max(episode.facts.get("errors", 0.0), 1.0)),
-        f"resets by {place(name.rpartition(':')[0], raw, netns)}",
+        _resets_by(name, raw, netns),
         render("{n} of it to {name} were reset", n=value(broken, "connection"), name=name),
         (entry,),
         "reset",
         Culprit(object=name),
     )
+
+
+def _resets_by(name: str, raw: bytes, netns: int | None) -> str:
+    return f"resets by {place(name.rpartition(':')[0], raw, netns)}"
 
 
 def _resets(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
@@ -228,7 +239,7 @@ CAUSE = Cause(
     "network_loss",
     30,
     "packets to or from a peer were lost and retransmitted",
-    {**READS, **PEERS},
+    {**READS, **PEERS, **ANSWERS},
     "check for drops on the path: ip -s link, tc -s qdisc, the switch's counters; tickscope query"
     " tcp_retransmit --group-by peer",
     {
