@@ -311,7 +311,8 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     unanswered = _unusual(_unanswered(closes[0]), _unanswered(closes[1]), episode)
     if unanswered is not None and unanswered[2] >= _LEAST:
         found.append(FailedHop(*unanswered[:2], "closed", unanswered[2]))
-    reset = _unusual(*(pick(r, (r["direction"] == _RECEIVED) & (r["role"] != _SERVER)) for r in resets), episode)
+    received, then = (pick(r, (r["direction"] == _RECEIVED) & (r["role"] != _SERVER)) for r in resets)
+    reset = _unusual(received, then, episode)
     if reset is not None:
         n = reset[2] - len(to_peer(failed, reset[0]))  # a refused connect is a reset, too
         found += [FailedHop(*reset[:2], "reset", n)] if n >= _LEAST else []
