@@ -57,7 +57,8 @@ def _stopped(termination: Termination, rows: np.ndarray, own: int, _events: np.n
 def _ended(termination: Termination, rows: np.ndarray, own: int, events: np.ndarray) -> Termination:
     well = (rows["kind"] == _EXITED) & (rows["exit_code"] == 0)
     well[own] = False
-    rows, own = rows[~well], own - int(np.count_nonzero(well[:own]))  # orderly exits cause no other
+    others = well | ~_kin(rows, own)  # orderly exits cause no other
+    rows, own = rows[~others], own - int(np.count_nonzero(others[:own]))
     root = int(np.argmax(_from_outside(rows))) if _from_outside(rows).any() else 0
     after_ns = rows["t_ns"] - rows["t_ns"][root]
     hit = (rows["kind"] == _EXITED) & (after_ns >= -_AT_ONCE_NS) & (after_ns <= _ALONG_NS)
@@ -71,6 +72,16 @@ def _ended(termination: Termination, rows: np.ndarray, own: int, events: np.ndar
         begun = of_row(row, int(row["pid"]), _tick(row), text(row["comm"]), termination.cgroup)
         termination = replace(chained(begun, events), replaced=termination.replaced)
     return replace(termination, joint_pids=_pids(rows[hit]))
+
+
+def _kin(rows: np.ndarray, own: int) -> np.ndarray:
+    """Parent, children and siblings of that process: many programs are a "python". After their parent, children belong
+    to process 1. Or terminated alike.
+    """
+    pid, parent = rows["pid"], rows["parent_pid"]
+    kin = (parent == parent[own]) | (parent == pid[own]) | (pid == parent[own])
+    kin |= (parent <= 1) | (parent[own] <= 1)  # <= 0: unknown
+    return np.asarray(kin | ((rows["kind"] != _EXITED) & _alike(rows, own)))
 
 
 def _alike(rows: np.ndarray, one: int) -> np.ndarray:

@@ -150,6 +150,18 @@ def test_a_process_that_crashes_and_others_that_its_master_ends() -> None:
     assert (found["culprit_pid"], found["cause_detail"]) == (604, "SIGKILL")
 
 
+@pytest.mark.parametrize("parent", [31, 77])
+def test_another_program_of_that_name_that_ended_just_before_is_not_to_blame(parent: int) -> None:
+    """As one of a host's many "python": its parent is another one, unless it is a sibling."""
+    host = cluster(Host(), b"python", range(600, 602))
+    its = {"comm": b"python", "sender_pid": NULL_I64, "sender_comm": b"", "signal": NULL_I64}
+    event(host, "exited", AT - 0.05, pid=600, parent_pid=parent, exit_code=3, **its)
+    event(host, "killed", AT, pid=601, comm=b"python", parent_pid=31, signal=9, sender_pid=31, sender_comm=b"python")
+    by_pid = {int(str(one["culprit_pid"])): str(one["sentence"]) for one in reported(host)}
+    assert set(by_pid) == ({600} if parent == 31 else {600, 601})
+    assert ("python pid 601" in by_pid[600]) == (parent == 31)
+
+
 def test_who_ends_in_order_takes_nobody_along() -> None:
     host = cluster(Host())
     event(
