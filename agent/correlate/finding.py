@@ -132,17 +132,15 @@ class Finding:
 
     @property
     def main(self) -> Episode:
-        """The one that names it: the first, but not one that only another one's cause blames ("X was late because X did
-        not answer"), nor one with a cause of its own that is not the finding's.
+        """The one that names it: the first, but not one that only another one's cause blames: "X was late because X did
+        not answer".
         """
         top = self._ranked[0] if self._ranked else None
         first = min(self.episodes, key=order_of)
-        if top is None:
+        if top is None or top.cause not in IMPACTS or process(first.comm, first.pid) not in str(top.words):
             return first
         its = [e for e in self.episodes if any(v.cause == top.cause and v.score > 0 for v in self.verdicts[id(e)])]
-        other = first in self.explained() and first not in its
-        blamed = top.cause in IMPACTS and process(first.comm, first.pid) in str(top.words)
-        return min(its or self.episodes, key=order_of) if other or blamed else first
+        return min(its or self.episodes, key=order_of)
 
     def repeats(self, earlier: Finding, merge_ns: int) -> bool:
         """Whether it turned out to be the same fault as another finding that began before it."""

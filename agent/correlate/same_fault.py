@@ -2,7 +2,6 @@
 at many places. Pure.
 - A server that was stopped or terminated refuses connects, does not answer, and so on: a verdict that blames the server
   for that, and the termination itself, are one fault.
-- A process that is busy keeps its own clients waiting, and others that need the CPU meanwhile.
 - A service whose limiter refuses more answers with HTTP 429: what makes the limiter refuse explains both.
 - Work that arrives at once after a gap is a backlog (agent/correlate/backlog.py): it belongs to the fault that caused
   the gap.
@@ -63,8 +62,6 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
         return _is_waiting(found, episode, view) or _piled_up(found, episode, view)
     mine, its = blamed(found.cause, view, found.main), blamed(verdict, view, episode)
     names = {found.cause.cause, verdict.cause}
-    if names == {"busy", "cpu"} and found.cause.culprit.pid == verdict.culprit.pid is not None:
-        return True
     if names & UNANSWERED and names <= _TERMINATION_CAUSES | UNANSWERED and mine & its:
         return True
     if verdict.cause in UNANSWERED and any(_overlaps_late(e, episode) and e.pid in its for e in found.explained()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, MS, T0, UNTIL, Host, S, call, latest, peer, run
+from tests.unit.correlate_scenarios import MS, T0, UNTIL, Host, S, call, peer
 from tests.unit.test_correlate_answers import SHOP_PID, answers, found, served
 
 ADDRESS = np.frombuffer(peer("127.0.0.1", 1)[:16], "V16")[0]
@@ -170,20 +170,6 @@ def test_who_computes_while_others_run_too_computes() -> None:
     (one,) = found(host)
     assert one["cause"] == "busy"
     assert "it waited 1.4" in str(one["sentence"])
-
-
-@pytest.mark.parametrize("by", [SHOP_PID, 77])
-def test_who_gets_no_processor_meanwhile_because_of_it_is_late_for_the_same_reason(by: int) -> None:
-    host = blocked_loop()
-    for part in ((0.0, 30.9), (32.2, float(UNTIL))):
-        host.decisions(*part)
-    host.stalled_decision(32.2, 1.2, children=False, rtt_us=None)
-    its = {"pid": APP_PID, "comm": b"python3", "by_pid": by, "by_comm": b"shop", "count": 300}
-    host.add("cpu_wait", at=32.2, interval_ns=S, wait_ns=1100 * MS, max_ns=20 * MS, **its)
-    first, *others = sorted(latest(run(host, UNTIL)), key=lambda one: float(str(one["start_ns"])))
-    assert (first["cause"], first["symptom"]) == ("busy", "service_latency")
-    assert [one["cause"] for one in others] == ([] if by == SHOP_PID else ["cpu"])
-    assert ("api" in str(first["sentence"])) == (by == SHOP_PID)
 
 
 def test_more_requests_of_the_usual_price_are_load() -> None:
