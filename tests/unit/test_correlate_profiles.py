@@ -131,26 +131,30 @@ def test_a_disk_that_was_quick_or_another_one_or_another_time_is_none() -> None:
         assert stalled(profile)["cause"] == "syscall"
 
 
+def asleep(host: Host, syscall: bytes, stack: bytes, ns: int) -> None:
+    host.add(
+        "off_cpu",
+        t_ns=END,
+        interval_ns=3 * S,
+        pid=APP_PID,
+        comm=b"python3",
+        state="uninterruptible",
+        kind="slow",
+        syscall=syscall,
+        count=3,
+        sum_ns=ns,
+        max_ns=ns,
+        kernel_stack=stack,
+    )
+
+
 def test_where_it_slept_is_evidence() -> None:
     def slept(host: Host) -> None:
         for stack, ns in (
             (b"io_schedule;folio_wait_bit;folio_wait_writeback;ext4_sync_file;do_fsync", S),
             (b"else", MS),
         ):
-            host.add(
-                "off_cpu",
-                t_ns=END,
-                interval_ns=3 * S,
-                pid=APP_PID,
-                comm=b"python3",
-                state="uninterruptible",
-                kind="slow",
-                syscall=b"fsync",
-                count=3,
-                sum_ns=ns,
-                max_ns=ns,
-                kernel_stack=stack,
-            )
+            asleep(host, b"fsync", stack, ns)
 
     one = stalled(slept)
     entry = next(e for e in one["evidence"] if e["table"] == "off_cpu")  # type: ignore[attr-defined]
@@ -207,20 +211,7 @@ def test_a_profile_that_began_after_the_longest_call(asleep_ms: int, cause: str)
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"mmap")
         lock(300)(host)
-        host.add(
-            "off_cpu",
-            t_ns=END,
-            interval_ns=3 * S,
-            pid=APP_PID,
-            comm=b"python3",
-            state="uninterruptible",
-            kind="slow",
-            syscall=b"mmap",
-            count=9,
-            sum_ns=asleep_ms * MS,
-            max_ns=300 * MS,
-            kernel_stack=b"rwsem_down_write_slowpath;down_write_killable;vm_mmap_pgoff",
-        )
+        asleep(host, b"mmap", b"rwsem_down_write_slowpath;down_write_killable;vm_mmap_pgoff", asleep_ms * MS)
 
     (one,) = latest(run(around_stall(stall), UNTIL))
     assert one["cause"] == cause
