@@ -84,6 +84,15 @@ static __always_inline void *call_regs(void *task)
 #endif
 }
 
+/* Those of another task, which does not run. They lie where they do in the current one's stack. */
+static __always_inline void *call_regs_of(void *task)
+{
+	void *mine = current_task(), *regs = call_regs(mine);
+	u64 at = 0;
+	bpf_probe_read_kernel(&at, sizeof(at), &regs);	/* as a number: the verifier allows no difference of pointers */
+	return (char *)PTR(task, task_struct, stack) + (at - (u64)PTR(mine, task_struct, stack));
+}
+
 /* One of these registers. LOAD_REG: where the verifier knows their type, or from a copy; GET_REG: loaded if it knows it
  * (5.15). */
 #define REG_ADDR(regs, name) ((const char *)(regs) + __builtin_offsetof(struct pt_regs, name))

@@ -201,6 +201,13 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 	t->pending = 1;
 }
 
+/* A task's state; 0: it runs, or is ready to. by: how it is read. */
+#if HAS_task_struct____state
+#define SYSCALLS_STATE(by, dst, task) by(dst, task, task_struct, __state)
+#else
+#define SYSCALLS_STATE(by, dst, task) by(dst, task, task_struct, state)
+#endif
+
 /* The current task leaves the CPU. */
 static __always_inline void syscalls_out(bool preempt, u64 now)
 {
@@ -225,11 +232,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		else if (t->pending)
 			syscalls_hold(t, tid);
 	}
-#if HAS_task_struct____state
-	LOAD(state, task, task_struct, __state);
-#else
-	LOAD(state, task, task_struct, state);
-#endif
+	SYSCALLS_STATE(LOAD, state, task);
 	if (preempt || !state) {
 		if (t)
 			t->ready_ns = now;
@@ -377,6 +380,47 @@ int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+/* The element of a thread that has waited in a call since before the programs ran. It is made as by syscalls_out, but
+ * for what only the thread itself can read: the descriptor that poll waits for. That the thread has waited since it last
+ * got a CPU is too much by the time that it then ran. If it runs meanwhile, syscalls_back ends the wait, as if no
+ * program had seen it. */
+static __always_inline struct syscalls_thread *syscalls_older(u32 tid)
+{
+#if HAS_task_struct__last_arrival && HAS_task_struct__cfs_rq
+	void *task = syscalls_task_of(current_task(), tid, SYSCALLS_BY_TID);
+	u32 flags = 0, state = 0;
+	u64 result = 0, nr = 0, arg = 0, arrival = 0, clock = 0, now = bpf_ktime_get_boot_ns();
+	if (!task)
+		return 0;
+	READ(flags, task, task_struct, flags);
+	SYSCALLS_STATE(READ, state, task);
+	READ(arrival, task, task_struct, last_arrival);
+	GET(clock, PTR(PTR(current_task(), task_struct, cfs_rq), cfs_rq, rq), rq, clock);
+	if (flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING) || !state || !arrival || clock < arrival)
+		return 0;
+	void *regs = call_regs_of(task);
+	READ_REG(result, regs, CALL_RETURN);
+	READ_REG(nr, regs, CALL_NUMBER);
+	READ_REG(arg, regs, CALL_ARG1);
+	if (!CALL_UNDER_WAY(result))
+		return 0;
+	nr += COMPAT_CALL(READ, task) * SYSCALLS_COMPAT;
+	struct syscalls_thread *t = syscalls_thread_of(tid);
+	if (!t || t->call_ns)
+		return t;
+	syscalls_classify(t, task, nr, arg, 0);
+	READ(t->tgid, task, task_struct, tgid);
+	t->task = (u64)task;
+	t->now.waker_pid = t->now.waker_tid = UNKNOWN32;
+	t->now.waker_awake_ns = t->now.waker_cpu_ns = UNKNOWN64;
+	t->wrote = t->wrote_before = SYSCALLS_WROTE(READ, task);
+	t->call_ns = t->off_ns = now - (clock - arrival);
+	return t;
+#else
+	return 0;
+#endif
+}
+
 /* The result of on_syscalls_so_far. */
 BPF_F_TABLE("array", u32, struct syscalls_event, syscalls_so_far, 1, BPF_F_MMAPABLE);
 
@@ -389,6 +433,8 @@ int on_syscalls_so_far(struct bpf_raw_tracepoint_args *ctx)
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_event *e = syscalls_so_far.lookup(&zero);
 	struct syscalls_tune *tune = syscalls_get_tune();
+	if (!t)
+		t = syscalls_older(tid);
 	if (!t || !e || !tune)
 		return 0;
 	u64 off_ns = t->off_ns, woken_ns = t->wake_ns, begun_ns = t->call_ns;

@@ -21,8 +21,10 @@ struct syscalls_holder {
 };
 BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 2048);	/* by waiting thread */
 
-/* The process of this number in the host's namespace, or 0. */
-static __always_inline void *syscalls_task_of(void *task, u32 number)
+enum { SYSCALLS_BY_TID, SYSCALLS_BY_TGID };	/* PIDTYPE_PID, PIDTYPE_TGID */
+
+/* The thread, or the process, of this number in the namespace of `task`, or 0. */
+static __always_inline void *syscalls_task_of(void *task, u32 number, u32 type)
 {
 #if HAS_xa_node__slots && HAS_pid_namespace__idr && HAS_task_struct__pid_links
 	void *ns = 0, *at = 0, *pid = PTR(task, task_struct, thread_pid);
@@ -42,11 +44,14 @@ static __always_inline void *syscalls_task_of(void *task, u32 number)
 	}
 	if (!at || (u64)at & 3)
 		return 0;
-	bpf_probe_read_kernel(&at, sizeof(at), ADDR(at, pid, tasks) + 8);	/* PIDTYPE_TGID, 8 bytes a head, 16 a node */
+	bpf_probe_read_kernel(&at, sizeof(at), ADDR(at, pid, tasks) + 8 * type);	/* 8 bytes a head, 16 a node */
 	if (!at)
 		return 0;
-	at = (char *)at - (u64)ADDR(0, task_struct, pid_links) - 16;
-	READ(is, at, task_struct, tgid);
+	at = (char *)at - (u64)ADDR(0, task_struct, pid_links) - 16 * type;
+	if (type == SYSCALLS_BY_TID)
+		READ(is, at, task_struct, pid);
+	else
+		READ(is, at, task_struct, tgid);
 	return is == number ? at : 0;	/* a freed number may lead anywhere */
 #else
 	return 0;
@@ -146,7 +151,7 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx,
 	if (lock == request || (int)number <= 0)
 		return 0;	/* another host's lock (NFS) */
 	h.pid = UNKNOWN32;
-	void *holder = syscalls_task_of(task, number);
+	void *holder = syscalls_task_of(task, number, SYSCALLS_BY_TGID);
 	if (holder) {
 		GET(h.pid, holder, task_struct, tgid);
 		h.start_ns = syscalls_begun(holder);

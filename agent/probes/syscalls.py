@@ -30,6 +30,7 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.kernel.settings import ProbeSettings
 from agent.kernel.wire_structs import OUTSIDE, decode, make_peer
+from agent.limiters.intake import process_identity
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _FAULT = 1023
 _NEVER = 2**64 - 1
 #: Calls of at least this length are reported while they go on, of so many threads. Each look costs two microseconds.
 SO_FAR_NS, _THREADS, _FARTHEST = 1_000_000_000, 1024, 8192
+_LOCKS = (b"flock", b"fcntl", b"fcntl64")
 _SLEEPS = (b"nanosleep", b"clock_nanosleep")
 #: For docs/limits.md.
 BOUNDS = (
@@ -230,6 +232,7 @@ class CallsSoFar:
         if batch is None:
             self._due = {}
             return
+        _name_holders(batch.rows)
         rows = batch.rows[_shows(batch.rows)]
         calls = list(zip(rows["tid"].tolist(), (rows["t_ns"] - rows["duration_ns"]).tolist(), strict=True))
         due = np.array([now_ns >= self._due.get(call, 0) for call in calls], np.bool_)
@@ -253,6 +256,26 @@ class CallsSoFar:
                 yield from tids
 
     def close(self) -> None: ...
+
+
+def _name_holders(rows: np.ndarray) -> None:
+    """Fills in who holds the lock that a call waits for which is older than the agent, from /proc/locks (proc(5)): a
+    lock's line, then those of the processes that wait for it.
+    """
+    older = np.flatnonzero(np.isin(rows["syscall"], _LOCKS) & (rows["holder_pid"] == NULL_I64))
+    if not len(older):
+        return
+    holder, holders = 0, dict[int, int]()
+    for line in Path("/proc/locks").read_text().splitlines():
+        _, *words = line.split()
+        waits, pid = words[0] == "->", int(words[-4])
+        if not waits:
+            holder = pid
+        elif holder > 0:
+            holders[pid] = holder
+    for i in older.tolist():
+        if (pid := holders.get(int(rows["pid"][i]), 0)) and (its := process_identity(pid)).start_ns != NULL_I64:
+            rows["holder_pid"][i], rows["holder_start_ns"][i], rows["holder_comm"][i] = pid, its.start_ns, its.comm
 
 
 def _shows(rows: np.ndarray) -> np.ndarray:

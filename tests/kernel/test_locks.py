@@ -61,8 +61,8 @@ ASLEEP = """
 import select, socket, sys, threading, time
 c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 threading.Thread(target=c.recv, args=(1,)).start()
-threading.Thread(target=select.epoll().poll).start()
-time.sleep(60)
+threading.Thread(target=select.epoll().poll, daemon=True).start()
+time.sleep(20)
 """
 WRITES = """
 import os, sys, time
@@ -155,16 +155,28 @@ def test_a_sleep_between_tries_names_who_has_the_lock(attach: Callable[..., obje
     assert last["file"] == b""
 
 
-def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(attach: Callable[..., object], file: Path) -> None:
-    """A lock, a connection, a time; not a wait for any of several events. At its end the whole call is a row."""
-    family = Family(attach)
+@pytest.mark.parametrize("call", ["flock", "fcntl"])
+@pytest.mark.parametrize("older", [False, True], ids=["younger", "older"])
+def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(
+    attach: Callable[..., object], file: Path, older: bool, call: str
+) -> None:
+    """A lock, a connection, a time; not a wait for any of several events. At its end the whole call is a row. older:
+    than the programs.
+    """
+    family = None if older else Family(attach)
     with (
-        holding(call="flock", file=file) as holder,
+        holding(call=call, file=file) as holder,
         socket.create_server(("127.0.0.1", 0)) as server,
         subprocess.Popen([sys.executable, "-c", ASLEEP, str(server.getsockname()[1])]) as asleep,
     ):
-        waiter = waiting(file, "flock")
+        waiter, since_ns = waiting(file, call), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         pids = [waiter.pid, asleep.pid]
+        if family is None:  # all wait before the programs run
+            in_line(file)
+            until(lambda: len(os.listdir(f"/proc/{asleep.pid}/task")) == 3)
+            time.sleep(0.2 * COARSE)
+            waiting_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            family = Family(attach)
         so_far = syscalls.CallsSoFar(family.attached.source, family.family, lambda: pids)  # type: ignore[attr-defined]
         family.attached.extra.append(so_far)  # type: ignore[attr-defined]
 
@@ -174,7 +186,9 @@ def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(attach: Callable
         rows = family.attached.wait(  # type: ignore[attr-defined]
             "slow_syscall", those, lambda rows: len(rows) > 9 and len({*rows["tid"].tolist()}) == 3
         )
-        lock, naps, reads = (rows[rows["syscall"] == call] for call in (b"flock", b"clock_nanosleep", b"recvfrom"))
+        lock, naps, reads = (
+            rows[rows["syscall"] == name] for name in (call.encode(), b"clock_nanosleep", b"recvfrom")
+        )
         assert len(lock) + len(naps) + len(reads) == len(rows)
         assert {*zip(lock["pid"], lock["holder_pid"], lock["file"], strict=True)} == {
             (waiter.pid, holder.pid, b"state.db")
@@ -183,9 +197,12 @@ def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(attach: Callable
         assert {peer(row.tobytes()) for row in reads["peer"]} == {f"127.0.0.1:{server.getsockname()[1]}"}
         begun = rows["t_ns"] - rows["duration_ns"]
         assert len(np.unique(begun)) == 3
+        assert (begun >= since_ns).all()
+        if older:
+            assert (begun <= waiting_ns).all()
         asleep.kill()
     assert waiter.wait(20 * PATIENCE) == 0
-    whole = family.slow(waiter.pid, 1, b"flock", waited_ns=syscalls.SO_FAR_NS)
+    whole = family.slow(waiter.pid, 1, call.encode(), waited_ns=syscalls.SO_FAR_NS)
     whole = whole[whole["basis"] == BLOCKED]
     assert (whole["t_ns"] - whole["duration_ns"]).tolist() == np.unique(begun[rows["pid"] == waiter.pid]).tolist()
 
