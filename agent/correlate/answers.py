@@ -7,12 +7,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.common.address import UNIX
+from agent.common.copies import together
 from agent.correlate.episode import Episode
 from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
+from agent.tables import TABLES
 
 _MUCH = 0.1  # a process counts for its port from this share of the port's requests on
 _MOST_S = 60
@@ -25,8 +28,10 @@ _PATIENT, _ALIKE = (
 _MOST = 1 << 32  # larger numbers of requests a second are not believed
 #: Brokers that send a message when there is one: what follows an acknowledgement is no answer to it.
 _PUSHING = (b"rabbitmq", b"nats")
-#: What tells their ports.
-POLLS = {"queue_lag": ("system", "peer")}
+#: What tells their ports, and connections that wait to be accepted.
+POLLS = {"queue_lag": ("system", "peer"), "socket_queue": ("netns", "kind", "saddr", "sport", "queue", "limit")}
+_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+_UNACCEPTED_NS = SECOND  # a connection that waits for so long is a request that waits
 
 
 class AnswerWatch(Watch):
@@ -43,6 +48,8 @@ class AnswerWatch(Watch):
         super().__init__(config)
         self.worst: dict[int, np.void] = {}
         self._pushing = set[int]()  # ports of such brokers
+        self._queued: dict[tuple[int, int, bytes], tuple[int, int]] = {}  # by listener: (length, since when)
+        self._unaccepted = set[int]()  # slots: in the last second, what waited longest was one of these
 
     def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.worst = {}
@@ -50,6 +57,10 @@ class AnswerWatch(Watch):
         ends = np.unique(polls["peer"][np.isin(polls["system"], _PUSHING)])
         self._pushing |= {int.from_bytes(end.tobytes()[16:], "little") for end in ends}
         latencies = asked_for(rows["service_latency"])
+        unaccepted = self._unaccepted_by(second, rows["socket_queue"], latencies)
+        self._unaccepted = set()
+        if len(unaccepted):
+            latencies = together([latencies, unaccepted])
         if not len(latencies):
             return np.empty(0, np.int64)
         first, group = groups([latencies["netns"], latencies["sport"]])
@@ -74,6 +85,8 @@ class AnswerWatch(Watch):
         }
         fits = slots >= 0
         self.worst = {int(slots[i]): latencies[top[i]] for i in np.flatnonzero(fits)}
+        asked = len(latencies) - len(unaccepted)
+        self._unaccepted = {int(slots[i]) for i in np.flatnonzero(fits & (top >= asked))}
         self._before(
             second, slots, fits & (latencies["t_ns"] - latencies["interval_ns"] < (second - 1) * SECOND)[top], values
         )
@@ -86,6 +99,35 @@ class AnswerWatch(Watch):
         none = spans.copy()
         none[spans] = np.isnan(self.series.recent("n", slots[spans], second - 1, 1)[:, 0])
         self.series.put(second - 1, slots[none], **{name: values[name][none] for name in ("med_ns", "high_ns")})
+
+    def _unaccepted_by(self, second: int, queues: np.ndarray, latencies: np.ndarray) -> np.ndarray:
+        """Connections that no process of a port accepts, in the form of requests that wait. Who answers on a port
+        accepts its connections, and so does whose queue becomes shorter. A full queue is a symptom of its own.
+        """
+        answered = latencies[latencies["requests"] > 0]
+        busy = set(zip(answered["netns"].tolist(), answered["sport"].tolist(), strict=True))
+        accept = queues[(queues["kind"] == _ACCEPT) & (queues["pid"] > 0)]
+        found = []
+        for row in accept[np.argsort(accept["t_ns"], kind="stable")] if len(accept) else ():
+            place, n, t_ns = (int(row["netns"]), int(row["sport"])), int(row["queue"]), int(row["t_ns"])
+            listener = (*place, row["saddr"].tobytes())
+            before, since_ns = self._queued.pop(listener, (0, 0))
+            if 0 < n < row["limit"] and place not in busy:
+                since_ns = since_ns if n >= before > 0 else t_ns
+                self._queued[listener] = n, since_ns
+                if t_ns - since_ns >= _UNACCEPTED_NS:
+                    found.append((row, n, since_ns))
+        out = np.zeros(len(found), latencies.dtype)
+        for i, (row, n, since_ns) in enumerate(found):
+            for name in ("t_ns", "pid", "proc_start_ns", "comm", "netns", "saddr", "sport"):
+                out[i][name] = row[name]
+            out[i]["waiting"], out[i]["max_from_ns"], out[i]["max_ns"] = _SAMPLES * n, since_ns, row["t_ns"] - since_ns
+            out[i]["interval_ns"], out[i]["tid"] = SECOND, NULL_I64
+        return out
+
+    def unaccepted(self, slot: int) -> bool:
+        """Whether what waited longest on a port in that second was a connection that no process accepted."""
+        return slot in self._unaccepted
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
         """For each port, whether it is one of a broker that sends messages, or about as many requests waited for long

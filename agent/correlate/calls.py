@@ -12,6 +12,7 @@ from agent.correlate.words import Words, render, span
 from agent.tables import TABLES
 
 SO_FAR = TABLES["slow_syscall"].code("basis", "so_far")
+_WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 #: Before the symptom of a process that nobody asks, such as a consumer: its first message may come late.
 BEFORE_NS = 60 * SECOND
 
@@ -40,9 +41,12 @@ def until(calls: np.ndarray, t_ns: int) -> np.ndarray:
     return calls
 
 
-def ended_or_since(calls: np.ndarray, since_ns: np.ndarray | int) -> np.ndarray:
-    """Which calls have ended, or began at that time or later: others may be those of threads that are idle."""
-    return np.asarray((calls["basis"] != SO_FAR) | (calls["t_ns"] - calls["duration_ns"] >= since_ns))
+def ended_or_since(calls: np.ndarray, since_ns: np.ndarray | int, stuck: bool) -> np.ndarray:
+    """Which calls have ended, or began at that time or later: others may be those of threads that are idle. stuck: the
+    process answers nothing; its calls that wait for no input count, however long they last.
+    """
+    counts = (calls["basis"] != SO_FAR) | (calls["t_ns"] - calls["duration_ns"] >= since_ns)
+    return np.asarray(counts | (stuck & (calls["kind"] != _WAITING)))
 
 
 def lasted(call: np.void, ns: float) -> Words:

@@ -9,6 +9,9 @@ from typing import Any
 
 from agent.correlate.words import Words
 
+#: Metrics of a port without a usual time, since it answers nothing: requests wait, or nobody accepts connections.
+UNANSWERED, UNACCEPTED = "unanswered_ns", "unaccepted_ns"
+
 
 @dataclass(eq=False)
 class Episode:
@@ -54,6 +57,11 @@ class Episode:
     tids: frozenset[int] = frozenset()
     spans: tuple[tuple[int, int], ...] = ()
     idle_at: bytes = b""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it is about a port that answers nothing."""
+        return self.metric in (UNANSWERED, UNACCEPTED)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _inside(
     napping = np.isin(rows["syscall"], [*REQUESTED]) & np.isin(rows["tid"], [*readers])
     again = (rows["holder_pid"] > 0) | napping
     for_request = ~waits | (late & (long | alike | again[j]))
-    for_request &= waits | ended_or_since(rows[j], begun[i] - (LEAD_NS if asked else BEFORE_NS))
+    for_request &= waits | ended_or_since(rows[j], begun[i] - (LEAD_NS if asked else BEFORE_NS), episode.stuck)
     longest = np.zeros(len(rows), np.int64)
     np.maximum.at(longest, j[for_request], within[for_request])
     return rows[longest > 0], longest[longest > 0]

@@ -145,6 +145,8 @@ class Termination:
         if self.kind == TRACED:
             return f"traced by {self.sender}" if self.sender else "traced"
         sent = f"{_name(self.signal)}{f' from {self.sender}' if self.sender else ''}" if self.signal is not None else ""
+        if self.kind == "stopped" and not sent:
+            return "since before tickscope ran"
         if self.kind != "exited":
             return sent
         return render("status {code}{sent}", code=value(self.exit_code), sent=f" after {sent}" if sent else "")

@@ -108,18 +108,18 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
         lost = float(np.maximum(took(slow) - episode.base, 0).sum())
         if len(slow):
             rows = until(rows, int(slow["t_ns"].max())) if table == "slow_syscall" else rows
-            return _clipped(slow, rows), lost, bool((slow["tid"] >= 0).all())
+            return _clipped(slow, rows, episode.stuck), lost, bool((slow["tid"] >= 0).all())
     if table == "slow_syscall":
-        rows = pick(rows, ended_or_since(rows, episode.start_ns - BEFORE_NS))
+        rows = pick(rows, ended_or_since(rows, episode.start_ns - BEFORE_NS, episode.stuck))
     return rows, float(max(episode.end_ns - episode.start_ns, 1)), False
 
 
-def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _clipped(decisions: np.ndarray, rows: np.ndarray, stuck: bool) -> np.ndarray:
     """The rows that ended inside a decision, with their duration limited to the longest time inside one."""
     i, j = inside(decisions, rows)
     begun = decisions["t_ns"][i] - decisions["duration_ns"][i]
     if "basis" in (rows.dtype.names or ()):
-        since = ended_or_since(rows[j], begun - LEAD_NS)
+        since = ended_or_since(rows[j], begun - LEAD_NS, stuck)
         i, j, begun = i[since], j[since], begun[since]
     most = np.zeros(len(rows), np.int64)
     np.maximum.at(most, j, rows["t_ns"][j] - begun)

@@ -1,11 +1,66 @@
-"""Processes that are stopped, go on, and end, and who made them; see bpf/process.bpf.c."""
+"""Processes that are stopped, go on, and end, and who made them; see bpf/process.bpf.c. Those that are stopped already
+when the agent begins have rows, too, without a signal.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agent.kernel.probe import Probe, Program, Ring
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.kernel.probe import Parts, Probe, Program, Ring
 from agent.kernel.wire_structs import decode
+from agent.limiters.intake import process_identity
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.contracts import Source
+    from agent.kernel.loaded_families import Family
+
+TABLE = TABLES["process_event"]
+
+
+class StoppedBefore:
+    """A source of one batch: the processes that are stopped when it is first drained (state T of proc(5))."""
+
+    name = "process.stopped"
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        pids = [] if self._done else [*_stopped()]
+        self._done = True
+        if not pids:
+            return
+        rows = TABLE.empty(len(pids))
+        rows["t_ns"], rows["kind"] = now_ns, TABLE.code("kind", "stopped")
+        for i, (pid, parent, uid) in enumerate(pids):
+            its = process_identity(pid)
+            rows["pid"][i], rows["tid"][i], rows["parent_pid"][i], rows["uid"][i] = pid, pid, parent, uid
+            rows["proc_start_ns"][i], rows["comm"][i] = its.start_ns, its.comm
+        yield Batch(TABLE.name, rows[rows["proc_start_ns"] != NULL_I64])
+
+    def close(self) -> None: ...
+
+
+def _stopped() -> Iterator[tuple[int, int, int]]:
+    """(pid, parent, uid)"""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent, *_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            if state == b"T":
+                yield int(pid), int(parent), os.stat(f"/proc/{pid}").st_uid
+
+
+def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:
+    return (StoppedBefore(),)
+
 
 PROBE = Probe(
     name="process",
@@ -17,4 +72,5 @@ PROBE = Probe(
     ),
     rings=(Ring("process_events", "process_event", partial(decode, table="process_event")),),
     counts=("process_shares",),
+    setup=setup,
 )

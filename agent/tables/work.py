@@ -107,7 +107,11 @@ DECLARED = (
             "stopped, continued, killed: by a signal; exited: by exit(); frozen, thawed: all processes of"
             " cgroup_id; traced: a debugger attached and may stop the process",
         ),
-        i64("signal", "the signal; exited: the last termination signal that the process got"),
+        i64(
+            "signal",
+            "the signal; exited: the last termination signal that the process got; null for a stop: before the agent"
+            " ran",
+        ),
         i64("exit_code", "exit status"),
         i64("sender_pid", "process that sent the signal or froze the cgroup; null: the kernel, or not known"),
         text("sender_comm", 16, "command name of that process"),

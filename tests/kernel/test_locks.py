@@ -186,9 +186,7 @@ def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(
         rows = family.attached.wait(  # type: ignore[attr-defined]
             "slow_syscall", those, lambda rows: len(rows) > 9 and len({*rows["tid"].tolist()}) == 3
         )
-        lock, naps, reads = (
-            rows[rows["syscall"] == name] for name in (call.encode(), b"clock_nanosleep", b"recvfrom")
-        )
+        lock, naps, reads = (rows[rows["syscall"] == name] for name in (call.encode(), b"clock_nanosleep", b"recvfrom"))
         assert len(lock) + len(naps) + len(reads) == len(rows)
         assert {*zip(lock["pid"], lock["holder_pid"], lock["file"], strict=True)} == {
             (waiter.pid, holder.pid, b"state.db")

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.kernel.probe import Parts
+from agent.probes import process
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 
@@ -47,6 +49,18 @@ def of(pids: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
 
 def reported(attached: Attached, pids: Sequence[int], n: int) -> np.ndarray:
     return attached.wait("process_event", of(pids), lambda rows: len(rows) >= n)
+
+
+def test_what_is_stopped_before_is_one_row_without_a_signal(attach: Attach) -> None:
+    with sleepers(2) as (stopped, runs):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        attached = attach("process")
+        family = attached.loaded.families["process"]
+        attached.extra += process.setup(family, attached.source, None, None, Parts())
+        (row,) = reported(attached, [stopped.pid, runs.pid], 1)
+        assert (row["pid"], row["kind"], row["signal"], row["uid"]) == (stopped.pid, STOPPED, NULL_I64, os.getuid())
+        assert (row["parent_pid"], row["comm"][:6]) == (os.getpid(), b"python")
 
 
 def test_each_stop_and_what_ends_it(attach: Attach) -> None:

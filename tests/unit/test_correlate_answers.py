@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.columns import NULL_I64
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, peer, run
 
 SHOP_PID, PORT, TICK = 1700, 8080, 4 * MS
@@ -104,6 +105,69 @@ def test_requests_that_wait_are_reported_before_they_are_answered() -> None:
         )
     (one,) = [each for each in latest(run(host, 35)) if each["symptom"] == "service_latency"]
     assert (one["state"], one["cause"], one["start_ns"]) == ("open", "unknown", T0 + 30 * S)
+
+
+def waits(host: Host, a: int, b: int, **columns: object) -> None:
+    """Requests that wait since ``a`` and for which nothing is answered."""
+    for second in range(a, b):
+        row = {"requests": 0, "waiting": 8, "max_ns": (second + 1 - a) * S, "max_from_ns": T0 + a * S}
+        served(host, second, p50_ns=0, p90_ns=0, **row | columns)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_who_answered_nothing_since_the_agent_came_is_reported_with_a_known_cause_only(locked: bool) -> None:
+    """The thread has waited since before the agent came. Long polls look alike."""
+    host = Host()
+    waits(host, 0, 12)
+    for second in range(12 if locked else 0):
+        its = {"syscall": b"flock", "fd_type": b"file", "holder_pid": 123, "holder_comm": b"backup"}
+        at = {"t_ns": T0 + second * S + 900 * MS, "duration_ns": (second + 9) * S, "basis": "so_far"}
+        call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", **its | at)
+    said = [(one["cause"], one["culprit_pid"]) for one in latest(run(host, 12)) if one["symptom"] == "service_latency"]
+    assert said == ([("syscall", 123)] if locked else [])
+
+
+def queued(host: Host, a: int, b: int, length: int, **columns: object) -> None:
+    for second in range(a, b):
+        its = {"pid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "sport": PORT, "limit": 511}
+        host.add("socket_queue", 1, t_ns=T0 + second * S + 200 * MS, kind="accept", queue=length, **its | columns)
+
+
+def test_connections_that_nobody_accepts_are_requests_that_wait() -> None:
+    """Also where no cause is known; on the port of one of two listeners."""
+    host = Host()
+    queued(host, 0, 12, 3)
+    queued(host, 0, 12, 0, saddr=bytes(15) + b"\x01")
+    (one,) = latest(run(host, 12))
+    assert (one["symptom"], one["cause"], one["subject"]) == (
+        "service_latency",
+        "unknown",
+        "shop pid 1700 on port 8080",
+    )
+    assert "accepted no connection for" in str(one["sentence"])
+
+
+@pytest.mark.parametrize("answers_some", [True, False])
+def test_who_accepts_connections_now_and_then_is_busy_only(answers_some: bool) -> None:
+    """It answers, or its queue becomes shorter."""
+    host = Host()
+    for second in range(20):
+        queued(host, second, second + 1, 3 if answers_some else 5 - second % 4)
+    if answers_some:
+        answers(host, 0, 20)
+    assert latest(run(host, 20)) == []
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool) -> None:
+    """It is known to be one some seconds later; and it may go on before."""
+    host = Host()
+    host.add("process_event", at=0.5, **SHOP, proc_start_ns=START, kind="stopped", signal=NULL_I64)
+    if goes_on:
+        host.add("process_event", at=1.5, **SHOP, proc_start_ns=START, kind="continued", signal=18)
+    queued(host, 3, 12, 0)
+    said = [(one["symptom"], one["cause"]) for one in latest(run(host, 12))]
+    assert said == ([] if goes_on else [("process_stopped", "process_stopped")])
 
 
 @pytest.mark.parametrize("waiting", [2, 1])

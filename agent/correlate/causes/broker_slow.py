@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.cpu_starvation import READS, cpu_share
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import UNANSWERED, Episode, Verdict
 from agent.correlate.local import is_unix
 from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.view import View
@@ -23,7 +23,9 @@ def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def silent(episode: Episode, view: View) -> Iterator[Verdict]:
     for wait in on_peers(episode, view):
-        if wait.dark and not wait.slower:
+        if episode.metric == UNANSWERED:
+            yield Verdict(CAUSE.name, 0.0, wait.where, f"{wait.who} did not answer either, as in a long poll")
+        elif wait.dark and not wait.slower:
             yield Verdict(CAUSE.name, 0.0, wait.where, f"connects to {wait.name} were not answered either")
         elif wait.own >= SHARE and not wait.slower and not wait.starving and not wait.resolver:
             certain = (

@@ -3,7 +3,9 @@
 It is not visible which requests are alike, so a single slow one may just be of another kind: it is reported only with a
 known cause. Without a cause several are needed: half of a second's requests, or one in ten for seconds, are slow where
 they never were; or several wait at the same time (and did not do so all the time). If nothing at all is answered, a
-wait of twice the third longest of two minutes is enough.
+wait of twice the third longest of two minutes is enough. If nothing was answered in these minutes, as where the agent
+is started during the fault, there is no usual time: a wait of seconds counts, with a known cause only, since a long
+poll looks alike; connections that nobody accepts count without one, too.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import numpy as np
 
 from agent.correlate.answers import POLLS, AnswerWatch
 from agent.correlate.catalogue import Symptom
-from agent.correlate.episode import Episode
+from agent.correlate.episode import UNACCEPTED, UNANSWERED, Episode
 from agent.correlate.outliers import bars
 from agent.correlate.served import READS
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
 from agent.correlate.words import Words, measured, render, when
 
+_UNUSUAL_NS, _KNOWN_S = 5 * SECOND, 120  # a wait on a port where nothing was answered for so long
 _NOTED_S = 10  # an answer that is recorded later (the client was idle) is ignored
 _SEEN = 100  # requests in the last two minutes that a baseline needs
 _SLOW, _LAST_S = (
@@ -36,9 +39,12 @@ _RARE_S, _RARELY, _RARE_LEAST = (
     # slow answers: the clients wait for each answer
 )
 
+_DID = {UNANSWERED: "answered nothing for", UNACCEPTED: "accepted no connection for"}
+
 
 def judge(watch: AnswerWatch, second: Second) -> None:
     _held(watch, second)
+    _nothing(watch, second)
     for metric, least, ratio in (
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
@@ -64,6 +70,23 @@ def _held(watch: AnswerWatch, second: Second) -> None:
     worst = watch.series.recent("max_ns", second.slots, second.at, 1)[:, 0]
     for i in np.flatnonzero((worst > watch.config.stall_ns) & _known(watch, second)):
         _one(watch, second, int(second.slots[i]), float(worst[i]))
+
+
+def _nothing(watch: AnswerWatch, second: Second) -> None:
+    """Ports on which requests wait, and none was answered as far back as is known."""
+    at, series = second.at, watch.series
+    slots = second.slots[series.recent("max_ns", second.slots, at, 1)[:, 0] >= _UNUSUAL_NS]
+    for slot in slots[np.nansum(series.recent("n", slots, at, _KNOWN_S), axis=1) == 0].tolist():
+        begun, over = watch.when(slot)
+        if watch.by_design(np.array([slot]), at, np.array([begun // SECOND]))[0]:
+            continue
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is None:
+            metric = UNACCEPTED if watch.unaccepted(slot) else UNANSWERED
+            its = {"metric": metric, "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over}
+            watch.begin(SYMPTOM.name, slot, at, float(over - begun), 1, bar=float(_UNUSUAL_NS), **its)
+        elif episode.stuck:
+            watch.extend(episode, at, float(over - begun), over)
 
 
 def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> None:
@@ -109,6 +132,14 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> None:
 
 
 def clause(episode: Episode) -> Words:
+    if episode.stuck:
+        return render(
+            "{who} {did} {took} {when}",
+            who=episode.subject,
+            did=_DID[episode.metric],
+            took=measured(episode.value, episode.unit),
+            when=when(episode),
+        )
     return render(
         "{who} took {share}{took} to answer{base} {when}",
         who=episode.subject,
@@ -137,7 +168,13 @@ SYMPTOM = Symptom(
     AnswerWatch,
     judge,
     inside=True,
-    alone=("max_ns",),
+    alone=("max_ns", UNANSWERED),
     shared=True,
-    measured={"max_ns": "max_ns", "half_ns": "max_ns", "med_ns": "p50_ns", "high_ns": "p90_ns"},
+    measured={
+        UNANSWERED: "max_ns",
+        "max_ns": "max_ns",
+        "half_ns": "max_ns",
+        "med_ns": "p50_ns",
+        "high_ns": "p90_ns",
+    },
 )

@@ -1,0 +1,111 @@
+"""The agent is started while faults go on: nothing is known of the time before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.patience import COARSE
+from tests.ports import free_port
+from tests.system.agent import Agent
+
+#: argv: its port, what it does for a request, with what. A thread for each request.
+SERVER = """
+import fcntl, os, socket, socketserver, sys, threading
+port, work, of = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+one, event = threading.Lock(), threading.Event()
+def lock():
+    with open(of, "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+def log():
+    with one:
+        os.write(int(of), bytes(4096))
+def ask():
+    with socket.create_connection(("127.0.0.1", int(of))) as s:
+        s.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+        s.recv(4096)
+class Handler(socketserver.StreamRequestHandler):
+    def handle(self):
+        while self.rfile.readline().strip():
+            pass
+        {"lock": lock, "log": log, "ask": ask, "poll": event.wait, "nothing": bool}[work]()
+        self.wfile.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+socketserver.TCPServer.request_queue_size = 100
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = allow_reuse_address = True
+Server(("127.0.0.1", port), Handler).serve_forever()
+"""
+#: argv: ports. Asks at each of them, one request after the other.
+CLIENT = """
+import socket, sys, threading, time
+def asks(port):
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as s:
+            s.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+            s.recv(4096)
+        time.sleep(0.1)
+threads = [threading.Thread(target=asks, args=(int(port),), daemon=True) for port in sys.argv[1:]]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_faults_that_are_older_than_the_agent_are_explained(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """A lock that another process holds, a server that is stopped, a pipe that nobody reads. Long polls look alike, and
+    are no fault.
+    """
+    lock, front, up, logs, polls, forwards = (free_port() for _ in range(6))
+    file = tmp_path / "stock.lock"
+    with ExitStack() as ends, file.open("w") as held:
+        reader, writer = os.pipe()
+        ends.callback(os.close, writer)
+
+        def program(code: str, *args: object) -> subprocess.Popen[bytes]:
+            argv = [sys.executable, "-c", code, *map(str, args)]
+            its = ends.enter_context(subprocess.Popen(argv, pass_fds=(writer,)))
+            ends.callback(its.kill)
+            return its
+
+        servers = {
+            port: program(SERVER, port, work, of)
+            for port, work, of in (
+                *((lock, "lock", file), (up, "nothing", ""), (front, "ask", up)),
+                *((logs, "log", writer), (polls, "poll", ""), (forwards, "ask", polls)),
+            )
+        }
+        idle = ends.enter_context(subprocess.Popen(["cat"], stdin=reader, stdout=subprocess.DEVNULL))
+        ends.callback(idle.kill)
+        os.close(reader)
+        ports = lock, front, logs, polls, forwards
+        time.sleep(1 * COARSE)
+        program(CLIENT, *ports)
+        time.sleep(2 * COARSE)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for stops in (servers[up], idle):
+            stops.send_signal(signal.SIGSTOP)
+        time.sleep(3 * COARSE)
+        program(CLIENT, *ports)
+        agent = start().ready()
+        program(CLIENT, *ports)
+
+        def findings() -> dict[str, tuple[str, int | None, str]]:
+            rows = agent.json("findings")["rows"]
+            return {
+                row["subject"].rpartition(" ")[2]: (row["cause"], row["culprit_pid"], row["sentence"]) for row in rows
+            }
+
+        found = agent.until(lambda: {str(lock), str(up), str(logs)} <= findings().keys() and findings(), 40)
+        assert found[str(lock)][:2] == ("syscall", os.getpid())
+        assert "answered nothing for" in found[str(lock)][2]
+        assert found[str(up)][:2] == ("process_stopped", servers[up].pid)
+        assert "since before tickscope ran" in found[str(up)][2]
+        assert found[str(logs)][0] == "syscall"
+        assert "write on a pipe" in found[str(logs)][2]
+        assert not {str(polls), str(forwards)} & found.keys()
