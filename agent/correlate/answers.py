@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.address import UNIX
-from agent.common.copies import together
+from agent.common.copies import pick, together
 from agent.correlate.episode import Episode
 from agent.correlate.rows import OfSecond, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -104,11 +104,14 @@ class AnswerWatch(Watch):
         """Connections that no process of a port accepts, in the form of requests that wait. Who answers on a port
         accepts its connections, and so does whose queue becomes shorter. A full queue is a symptom of its own.
         """
+        accept = pick(queues, (queues["kind"] == _ACCEPT) & (queues["pid"] > 0)) if len(queues) else queues
+        if not (accept["queue"] > 0).any():
+            self._queued = {} if len(accept) else self._queued
+            return latencies[:0]
         answered = latencies[latencies["requests"] > 0]
         busy = set(zip(answered["netns"].tolist(), answered["sport"].tolist(), strict=True))
-        accept = queues[(queues["kind"] == _ACCEPT) & (queues["pid"] > 0)]
         found = []
-        for row in accept[np.argsort(accept["t_ns"], kind="stable")] if len(accept) else ():
+        for row in accept[np.argsort(accept["t_ns"], kind="stable")]:
             place, n, t_ns = (int(row["netns"]), int(row["sport"])), int(row["queue"]), int(row["t_ns"])
             listener = (*place, row["saddr"].tobytes())
             before, since_ns = self._queued.pop(listener, (0, 0))

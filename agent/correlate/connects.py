@@ -8,11 +8,12 @@ from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.rows import OfSecond, groups
-from agent.correlate.view import NO_PEER
+from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
 
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
-_RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
+_RECEIVED, _SENT = (TABLES["tcp_reset"].code("direction", name) for name in ("received", "sent"))
+_SERVER = TABLES["tcp_reset"].code("role", "server")
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
 #: Columns that a symptom of connects reads.
 READS = {
@@ -77,6 +78,13 @@ def _ends(rows: np.ndarray) -> np.ndarray:
 def _resets(rows: np.ndarray) -> np.ndarray:
     """Resets that reached a client."""
     return pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
+
+
+def sent_here(resets: np.ndarray, raw: bytes) -> int:
+    """How many of them a process of this host sent that serves this ip:port, as one does that closes a connection with
+    unread data.
+    """
+    return int(np.count_nonzero((resets["direction"] == _SENT) & (own_ends(resets) == np.frombuffer(raw, "V18")[0])))
 
 
 def _talks(rows: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import errno
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, T0, Host, S, latest, peer, run
+from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, peer, run
 
 API = peer("10.0.0.2", 443)
 UNTIL = 60
@@ -78,6 +78,22 @@ def test_a_peer_that_cannot_be_reached_is_reported_with_how(host: Host, cause: s
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+@pytest.mark.parametrize(("share", "cause"), [(1.0, "server_error"), (0.3, "network_loss")])
+def test_a_server_of_this_host_that_resets_connections_is_no_network(share: float, cause: str) -> None:
+    host, its = (
+        reset(),
+        {"pid": 900, "proc_start_ns": START, "comm": b"python", "role": "server", "netns": APP["netns"]},
+    )
+    ends = {"saddr": API[:16], "sport": 443, "peer": peer("10.0.0.2", 40_000)}
+    host.add("tcp_rtt", t_ns=T0 + np.arange(UNTIL) * S, **its, **ends, rtt=(5, 90, 100, 110))
+    host.add("tcp_reset", at=BAD[: int(share * len(BAD))], **its, **ends, direction="sent")
+    (found,) = (one for one in latest(run(host, UNTIL)) if one["symptom"] == "connect_failures")
+    assert (found["cause"], found["culprit_object"]) == (cause, "10.0.0.2:443")
+    if share == 1:
+        assert found["culprit_pid"] == 900
+        assert "python pid 900 reset 8 connections" in str(found["sentence"])
 
 
 def test_no_local_port_is_the_fault_of_who_uses_them_up() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
+from agent.correlate.connects import sent_here
 from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.local import in_netns, is_loopback, is_unix
 from agent.correlate.pairs import pair
@@ -165,8 +166,13 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
     broken, failed_connects = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
     if broken >= _RESETS and broken > failed_connects:
         words = render("{n} to it were reset", n=value(broken, "connection"))
+        here = sent_here(view.during("tcp_reset", episode), raw)
+        if here >= 0.5 * broken:
+            words = render("{n} to it were reset by its server itself", n=value(here, "connection"))
+            yield Verdict(CAUSE.name, 0.0, "", words)
+            return
         entry = item("tcp_reset", "connections reset", broken, "", keys={"peer": name})
-        yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", culprit)
+        yield Verdict(CAUSE.name, 0.8, _resets_by(name, raw, netns), words, (entry,), "reset", culprit)
     elif silent > 0.5 * failed_connects:
         words = render("{n} to it were not answered at all", n=value(silent, "connect"))
         entry = item("tcp_connect", "connects not answered", silent, "", column="errno", keys={"peer": name})
@@ -239,7 +245,7 @@ CAUSE = Cause(
     "network_loss",
     30,
     "packets to or from a peer were lost and retransmitted",
-    {**READS, **PEERS, **ANSWERS},
+    {**READS, **PEERS, **ANSWERS, "tcp_reset": ("netns", "saddr", "sport", "peer", "role", "direction")},
     "check for drops on the path: ip -s link, tc -s qdisc, the switch's counters; tickscope query"
     " tcp_retransmit --group-by peer",
     {

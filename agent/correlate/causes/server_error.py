@@ -5,18 +5,22 @@ explains it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from agent.correlate.answered import READS, FailedHop, chain
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict
-from agent.correlate.view import View
-from agent.correlate.words import render, value
+from agent.correlate.connects import sent_here
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.view import SERVERS, View, place
+from agent.correlate.words import peer, process, render, value
 
 _PASSED_ON, _EXPLICIT, _ALONE = (
     0.85,
     0.75,
     0.5,
 )  # scores: another server's errors; a code with a reason; a bare status
+
+_RESET, _MOST = 0.8, 0.5  # score; share of the resets that reached clients
 
 
 def itself(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -64,11 +68,24 @@ def _beside(end: FailedHop) -> str:
     )
 
 
+def resets(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connections to a server of this host, which reset them itself: it closed them with unread data."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    server, broken, name = view.server(raw, netns, episode), episode.facts.get("broken", 0.0), peer(raw)
+    sent = sent_here(view.during("tcp_reset", episode), raw)
+    if server is None or sent < _MOST * broken or broken <= episode.facts.get("failed", 0.0):
+        return
+    words = render("{who} reset {n}", who=process(*server), n=value(broken, "connection"))
+    entry = item("tcp_reset", "connections reset", sent, "", keys={"sport": int.from_bytes(raw[16:], "little")})
+    where, culprit = place(name, raw, netns), Culprit(server[1], server[0], name)
+    yield Verdict(CAUSE.name, _RESET, where, words, (entry,), "closed", culprit, (server[1],))
+
+
 CAUSE = Cause(
     "server_error",
     95,
     "a server fails requests and reports the error itself, or closes connections without an answer",
-    READS,
+    {**SERVERS, **READS, "tcp_reset": ("netns", "saddr", "sport", "peer", "role", "direction")},
     "see its log; tickscope query service_answer --where \"code <> ''\"",
-    {"service_errors": itself},
+    {"service_errors": itself, "connect_failures": resets},
 )
