@@ -389,7 +389,8 @@ static __always_inline struct syscalls_thread *syscalls_older(u32 tid)
 #if HAS_task_struct__last_arrival && HAS_task_struct__cfs_rq
 	void *task = syscalls_task_of(current_task(), tid, SYSCALLS_BY_TID);
 	u32 flags = 0, state = 0;
-	u64 result = 0, nr = 0, arg = 0, arrival = 0, clock = 0, now = bpf_ktime_get_boot_ns();
+	u64 arrival = 0, clock = 0, now = bpf_ktime_get_boot_ns();
+	struct pt_regs regs = {};
 	if (!task)
 		return 0;
 	READ(flags, task, task_struct, flags);
@@ -398,17 +399,16 @@ static __always_inline struct syscalls_thread *syscalls_older(u32 tid)
 	GET(clock, PTR(PTR(current_task(), task_struct, cfs_rq), cfs_rq, rq), rq, clock);
 	if (flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING) || !state || !arrival || clock < arrival)
 		return 0;
-	void *regs = call_regs_of(task);
-	READ_REG(result, regs, CALL_RETURN);
-	READ_REG(nr, regs, CALL_NUMBER);
-	READ_REG(arg, regs, CALL_ARG1);
-	if (!CALL_UNDER_WAY(result))
+	bpf_probe_read_kernel(&regs, sizeof(regs), call_regs_of(task));
+	if (!CALL_UNDER_WAY(LOAD_REG(&regs, CALL_RETURN)))
 		return 0;
-	nr += COMPAT_CALL(READ, task) * SYSCALLS_COMPAT;
+	bool compat = COMPAT_CALL(READ, task);
 	struct syscalls_thread *t = syscalls_thread_of(tid);
 	if (!t || t->call_ns)
 		return t;
-	syscalls_classify(t, task, nr, arg, 0);
+	syscalls_classify(t, task, LOAD_REG(&regs, CALL_NUMBER) + compat * SYSCALLS_COMPAT,
+			  compat ? LOAD_REG(&regs, COMPAT_ARG1) : LOAD_REG(&regs, CALL_ARG1), 0);
+	t->call_regs = call_hash(&regs);
 	READ(t->tgid, task, task_struct, tgid);
 	t->task = (u64)task;
 	t->now.waker_pid = t->now.waker_tid = UNKNOWN32;
