@@ -29,7 +29,10 @@ _MOST = 1 << 32  # larger numbers of requests a second are not believed
 #: Brokers that send a message when there is one: what follows an acknowledgement is no answer to it.
 _PUSHING = (b"rabbitmq", b"nats")
 #: What tells their ports, and connections that wait to be accepted.
-POLLS = {"queue_lag": ("system", "peer"), "socket_queue": ("netns", "kind", "saddr", "sport", "queue", "limit")}
+POLLS = {
+    "queue_lag": ("system", "peer"),
+    "socket_queue": ("sock_id", "netns", "kind", "saddr", "sport", "queue", "limit"),
+}
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _UNACCEPTED_NS = SECOND  # a connection that waits for so long is a request that waits
 
@@ -48,7 +51,7 @@ class AnswerWatch(Watch):
         super().__init__(config)
         self.worst: dict[int, np.void] = {}
         self._pushing = set[int]()  # ports of such brokers
-        self._queued: dict[tuple[int, int, bytes], tuple[int, int]] = {}  # by listener: (length, since when)
+        self._queued: dict[tuple[int, int], tuple[int, int]] = {}  # by listener: (length, since when)
         self._unaccepted = set[int]()  # slots: in the last second, what waited longest was one of these
 
     def fill(self, second: int, rows: OfSecond) -> np.ndarray:
@@ -113,7 +116,7 @@ class AnswerWatch(Watch):
         found = []
         for row in accept[np.argsort(accept["t_ns"], kind="stable")]:
             place, n, t_ns = (int(row["netns"]), int(row["sport"])), int(row["queue"]), int(row["t_ns"])
-            listener = (*place, row["saddr"].tobytes())
+            listener = (place[0], int(row["sock_id"]))
             before, since_ns = self._queued.pop(listener, (0, 0))
             if 0 < n < row["limit"] and place not in busy:
                 since_ns = since_ns if n >= before > 0 else t_ns

@@ -129,7 +129,15 @@ def test_who_answered_nothing_since_the_agent_came_is_reported_with_a_known_caus
 
 def queued(host: Host, a: int, b: int, length: int, **columns: object) -> None:
     for second in range(a, b):
-        its = {"pid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "sport": PORT, "limit": 511}
+        its = {
+            "pid": SHOP_PID,
+            "proc_start_ns": START,
+            "comm": b"shop",
+            "netns": 1,
+            "sport": PORT,
+            "limit": 511,
+            "sock_id": 1,
+        }
         host.add("socket_queue", 1, t_ns=T0 + second * S + 200 * MS, kind="accept", queue=length, **its | columns)
 
 
@@ -137,7 +145,7 @@ def test_connections_that_nobody_accepts_are_requests_that_wait() -> None:
     """Also where no cause is known; on the port of one of two listeners."""
     host = Host()
     queued(host, 0, 12, 3)
-    queued(host, 0, 12, 0, saddr=bytes(15) + b"\x01")
+    queued(host, 0, 12, 0, sock_id=2)
     (one,) = latest(run(host, 12))
     assert (one["symptom"], one["cause"], one["subject"]) == (
         "service_latency",
