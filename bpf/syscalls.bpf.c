@@ -381,12 +381,12 @@ int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /* The element of a thread that has waited in a call since before the programs ran. It is made as by syscalls_out, but
- * for what only the thread itself can read: the descriptor that poll waits for. That the thread has waited since it last
- * got a CPU is too much by the time that it then ran. If it runs meanwhile, syscalls_back ends the wait, as if no
- * program had seen it. */
+ * for what only the thread itself can read: the descriptor that poll waits for. The wait is counted from when the thread
+ * last got a CPU, so it is too long by the time that it then ran. If it runs meanwhile, syscalls_back ends the wait, as
+ * if no program had seen it. In a PID namespace, the agent does not know the host's numbers of threads. */
 static __always_inline struct syscalls_thread *syscalls_older(u32 tid)
 {
-#if HAS_task_struct__last_arrival && HAS_task_struct__cfs_rq
+#if HAS_task_struct__last_arrival && HAS_task_struct__cfs_rq && !defined(PIDNS_INUM)
 	void *task = syscalls_task_of(current_task(), tid, SYSCALLS_BY_TID);
 	u32 flags = 0, state = 0;
 	u64 arrival = 0, clock = 0, now = bpf_ktime_get_boot_ns();
@@ -415,6 +415,11 @@ static __always_inline struct syscalls_thread *syscalls_older(u32 tid)
 	t->now.waker_awake_ns = t->now.waker_cpu_ns = UNKNOWN64;
 	t->wrote = t->wrote_before = SYSCALLS_WROTE(READ, task);
 	t->call_ns = t->off_ns = now - (clock - arrival);
+	READ(flags, task, task_struct, flags);
+	if (flags & PF_EXITING) {	/* nobody else would delete it */
+		syscalls_threads.delete(&tid);
+		return 0;
+	}
 	return t;
 #else
 	return 0;

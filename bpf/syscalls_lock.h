@@ -23,7 +23,7 @@ BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 2048);	/* b
 
 enum { SYSCALLS_BY_TID, SYSCALLS_BY_TGID };	/* PIDTYPE_PID, PIDTYPE_TGID */
 
-/* The thread, or the process, of this number in the namespace of `task`, or 0. */
+/* The thread, or the process, of this number in the host's namespace, or 0. */
 static __always_inline void *syscalls_task_of(void *task, u32 number, u32 type)
 {
 #if HAS_xa_node__slots && HAS_pid_namespace__idr && HAS_task_struct__pid_links

@@ -34,7 +34,8 @@ POLLS = {
     "socket_queue": ("sock_id", "netns", "kind", "saddr", "sport", "queue", "limit"),
 }
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
-_UNACCEPTED_NS = SECOND  # a connection that waits for so long is a request that waits
+#: A connection that waits for so long is a request that waits; polls further apart do not show who is accepted.
+_UNACCEPTED_NS, _POLLED_NS = SECOND, 3 * SECOND
 
 
 class AnswerWatch(Watch):
@@ -51,8 +52,8 @@ class AnswerWatch(Watch):
         super().__init__(config)
         self.worst: dict[int, np.void] = {}
         self._pushing = set[int]()  # ports of such brokers
-        self._queued: dict[tuple[int, int], tuple[int, int]] = {}  # by listener: (length, since when)
-        self._unaccepted = set[int]()  # slots: in the last second, what waited longest was one of these
+        self._queued: dict[tuple[int, int], tuple[int, int, int]] = {}  # by listener: (length, since when, last poll)
+        self._unaccepted = set[int]()  # slots: in the last second, what waited longest were several of these
 
     def fill(self, second: int, rows: OfSecond) -> np.ndarray:
         self.worst = {}
@@ -89,7 +90,8 @@ class AnswerWatch(Watch):
         fits = slots >= 0
         self.worst = {int(slots[i]): latencies[top[i]] for i in np.flatnonzero(fits)}
         asked = len(latencies) - len(unaccepted)
-        self._unaccepted = {int(slots[i]) for i in np.flatnonzero(fits & (top >= asked))}
+        several = (top >= asked) & (latencies["waiting"][top] > _SAMPLES)
+        self._unaccepted = {int(slots[i]) for i in np.flatnonzero(fits & several)}
         self._before(
             second, slots, fits & (latencies["t_ns"] - latencies["interval_ns"] < (second - 1) * SECOND)[top], values
         )
@@ -113,14 +115,14 @@ class AnswerWatch(Watch):
             return latencies[:0]
         answered = latencies[latencies["requests"] > 0]
         busy = set(zip(answered["netns"].tolist(), answered["sport"].tolist(), strict=True))
-        found = []
+        found, known_before, self._queued = [], self._queued, {}
         for row in accept[np.argsort(accept["t_ns"], kind="stable")]:
             place, n, t_ns = (int(row["netns"]), int(row["sport"])), int(row["queue"]), int(row["t_ns"])
             listener = (place[0], int(row["sock_id"]))
-            before, since_ns = self._queued.pop(listener, (0, 0))
+            before, since_ns, last_ns = self._queued.pop(listener, known_before.get(listener, (0, 0, 0)))
             if 0 < n < row["limit"] and place not in busy:
-                since_ns = since_ns if n >= before > 0 else t_ns
-                self._queued[listener] = n, since_ns
+                since_ns = since_ns if n >= before > 0 and t_ns - last_ns < _POLLED_NS else t_ns
+                self._queued[listener] = n, since_ns, t_ns
                 if t_ns - since_ns >= _UNACCEPTED_NS:
                     found.append((row, n, since_ns))
         out = np.zeros(len(found), latencies.dtype)
@@ -132,7 +134,9 @@ class AnswerWatch(Watch):
         return out
 
     def unaccepted(self, slot: int) -> bool:
-        """Whether what waited longest on a port in that second was a connection that no process accepted."""
+        """Whether what waited longest on a port in that second were several connections that no process accepted. A
+        single one may be that of a scan, or of a client that is gone.
+        """
         return slot in self._unaccepted
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
+from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import OfSecond, groups
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
@@ -80,11 +81,13 @@ def _resets(rows: np.ndarray) -> np.ndarray:
     return pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
 
 
-def sent_here(resets: np.ndarray, raw: bytes) -> int:
+def sent_here(resets: np.ndarray, raw: bytes, netns: int) -> int:
     """How many of them a process of this host sent that serves this ip:port, as one does that closes a connection with
     unread data.
     """
-    return int(np.count_nonzero((resets["direction"] == _SENT) & (own_ends(resets) == np.frombuffer(raw, "V18")[0])))
+    sent = pick(resets, (resets["direction"] == _SENT) & (resets["role"] == _SERVER))
+    sent = in_netns(sent, netns) if is_loopback(raw) else sent
+    return int(np.count_nonzero(own_ends(sent) == np.frombuffer(raw, "V18")[0]))
 
 
 def _talks(rows: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ def joint_termination(termination: Termination, events: np.ndarray) -> Terminati
     """Adds the other processes of its program (and user, and cgroup) with the same cause. A termination that follows
     from another one is reported as that one. A frozen cgroup is one act already.
     """
-    if termination.kind == "frozen" or (termination.stop and termination.signal is None) or not len(events):
+    if termination.kind == "frozen" or termination.older or not len(events):
         return termination
     near = events["comm"] == termination.comm.encode()
     near &= np.abs(events["t_ns"] - termination.from_ns) <= _REPORTED_NS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent.common.copies import pick, together
+from agent.common.copies import only, pick
 from agent.common.fairness import earlier
 from agent.common.recent import Recent
 from agent.correlate import external_ends, terminations
@@ -43,9 +43,8 @@ _RETURN_NS = 2 * SECOND  # a process that came back at once is seen at work with
 _KEPT_NS = 30 * SECOND
 _MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
 _KINDS = TABLES["process_event"].by_name["kind"].names
-_END_KINDS = of_codes(_KINDS.index(kind) for kind in ENDS)
-_OVER_KINDS = of_codes(_KINDS.index(kind) for kind in (*RESUMES, *ENDS))
 _STOPPED = _KINDS.index("stopped")
+_END_KINDS = of_codes(_KINDS.index(kind) for kind in ENDS)
 #: For each user but root: events of a second, and simultaneous subjects.
 _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
@@ -95,7 +94,6 @@ class ProcessWatch(Watch):
         self._gone: list[np.ndarray] = []  # terminated processes of each of the last seconds
         self._brokers = Recent[bytes, int](_MOST_BROKERS)
         self._until_ns = 0
-        self._older: np.ndarray | None = None  # stops that are older than the agent
         self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # (owner, last second)
         self._ends: dict[tuple[int, int], np.void] = {}  # the last terminations, by time and process
 
@@ -103,7 +101,7 @@ class ProcessWatch(Watch):
         self._until_ns = (second + 1) * SECOND
         self._learn(second, rows)
         events = terminations.of_namespace(rows["process_event"])
-        happened = self._happen(second, self._chosen(self._with_older(second, events)))
+        happened = self._happen(second, self._chosen(events))
         self._gone = [*self._gone, _gone(events)[-_MOST_EVENTS:]][-_GONE_S:]
         self._ended += [termination for termination in happened if not termination.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
@@ -126,21 +124,6 @@ class ProcessWatch(Watch):
             self.series.put(second, slots, happens=np.ones(len(slots)))
         return slots
 
-    def _with_older(self, second: int, events: np.ndarray) -> np.ndarray:
-        """With the processes that were stopped before the agent ran, which are found to matter a little later."""
-        older = (events["kind"] == _STOPPED) & ~known(events["signal"])
-        if older.any():
-            self._older, events = pick(events, older), pick(events, ~older)
-        if self._older is None:
-            return events
-        over = pick(events, _OVER_KINDS[events["kind"]])["pid"]
-        fresh = self._older["t_ns"] > (second - _RECENT_S) * SECOND
-        self._older = pick(self._older, fresh & ~np.isin(self._older["pid"], over))
-        if not len(self._older):
-            self._older = None
-            return events
-        return together([self._older, events]) if len(events) else self._older
-
     def _slot(self, termination: Termination, second: int) -> int:
         """Limits the subjects of a user, so that one user's processes do not crowd out those of others."""
         key = (termination.pid, termination.tick, termination.stop)
@@ -153,7 +136,10 @@ class ProcessWatch(Watch):
         return self.series.slot(key, second)
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
-        """Events of processes that matter, or terminations of their programs; of each user but root the last ones."""
+        """Events of processes that matter, or terminations of their programs; of each user but root the last ones. A
+        stop without a signal is older than the agent: it explains who is kept waiting, and is no symptom by itself.
+        """
+        events = only(events, (events["kind"] != _STOPPED) | known(events["signal"]))
         mine, whole = among(events["pid"], self.members), ~known(events["pid"])
         if whole.any():
             mine |= whole & among(events["cgroup_id"], (m.cgroup for m in self.members.values()))

@@ -81,6 +81,11 @@ class Termination:
         return self.kind in (*STOPS, TRACED)
 
     @property
+    def older(self) -> bool:
+        """A stop that is older than the agent: it has lasted longer than is known."""
+        return self.kind == "stopped" and self.signal is None
+
+    @property
     def orderly(self) -> bool:
         """It ended on request, or with status 0."""
         if self.kind == "killed":
@@ -117,6 +122,8 @@ class Termination:
     def detail(self) -> str:
         if self.kind in ("frozen", "oom_killed", TRACED):
             return "oom" if self.kind == "oom_killed" else self.kind
+        if self.older:
+            return "before"
         return _name(self.signal) if self.kind != "exited" else "exit"
 
     def lasted(self, until_ns: int) -> int:
@@ -126,7 +133,11 @@ class Termination:
         """What happened to which process, and how."""
         others = len(self.joint_pids) - 1
         did = (
-            render("was stopped for {took}", took=span(self.lasted(until_ns)))
+            render(
+                "was stopped for {least}{took}",
+                least="at least " if self.older else "",
+                took=span(self.lasted(until_ns)),
+            )
             if self.stop
             else "was killed"
             if self.kind in ("killed", "oom_killed")
@@ -145,7 +156,7 @@ class Termination:
         if self.kind == TRACED:
             return f"traced by {self.sender}" if self.sender else "traced"
         sent = f"{_name(self.signal)}{f' from {self.sender}' if self.sender else ''}" if self.signal is not None else ""
-        if self.kind == "stopped" and not sent:
+        if self.older:
             return "since before tickscope ran"
         if self.kind != "exited":
             return sent

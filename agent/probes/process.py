@@ -40,22 +40,22 @@ class StoppedBefore:
             return
         rows = TABLE.empty(len(pids))
         rows["t_ns"], rows["kind"] = now_ns, TABLE.code("kind", "stopped")
-        for i, (pid, parent, uid) in enumerate(pids):
+        for i, (pid, parent) in enumerate(pids):
             its = process_identity(pid)
-            rows["pid"][i], rows["tid"][i], rows["parent_pid"][i], rows["uid"][i] = pid, pid, parent, uid
+            rows["pid"][i], rows["tid"][i], rows["parent_pid"][i] = pid, pid, parent
             rows["proc_start_ns"][i], rows["comm"][i] = its.start_ns, its.comm
         yield Batch(TABLE.name, rows[rows["proc_start_ns"] != NULL_I64])
 
     def close(self) -> None: ...
 
 
-def _stopped() -> Iterator[tuple[int, int, int]]:
-    """(pid, parent, uid)"""
+def _stopped() -> Iterator[tuple[int, int]]:
+    """(pid, parent)"""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             state, parent, *_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             if state == b"T":
-                yield int(pid), int(parent), os.stat(f"/proc/{pid}").st_uid
+                yield int(pid), int(parent)
 
 
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:

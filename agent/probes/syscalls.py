@@ -232,7 +232,6 @@ class CallsSoFar:
         if batch is None:
             self._due = {}
             return
-        _name_holders(batch.rows)
         rows = batch.rows[_shows(batch.rows)]
         calls = list(zip(rows["tid"].tolist(), (rows["t_ns"] - rows["duration_ns"]).tolist(), strict=True))
         due = np.array([now_ns >= self._due.get(call, 0) for call in calls], np.bool_)
@@ -241,7 +240,9 @@ class CallsSoFar:
             call: at if is_due else self._due[call] for call, at, is_due in zip(calls, again, due, strict=True)
         }
         if due.any():
-            yield Batch(batch.table, rows[due])
+            rows = rows[due]
+            _name_holders(rows)
+            yield Batch(batch.table, rows)
 
     def _threads(self) -> Iterator[int]:
         """Of each process as many as of the others; where there are more, the next ones the next time."""
@@ -259,22 +260,26 @@ class CallsSoFar:
 
 
 def _name_holders(rows: np.ndarray) -> None:
-    """Fills in who holds the lock that a call waits for which is older than the agent, from /proc/locks (proc(5)): a
-    lock's line, then those of the processes that wait for it.
+    """For calls that are older than the agent: fills in who holds the lock that they wait for, from /proc/locks
+    (proc(5)), which has a lock's line, then those of the processes that wait for it. A process that waits for the locks
+    of several has no holder.
     """
     older = np.flatnonzero(np.isin(rows["syscall"], _LOCKS) & (rows["holder_pid"] == NULL_I64))
     if not len(older):
         return
-    holder, holders = 0, dict[int, int]()
-    for line in Path("/proc/locks").read_text().splitlines():
-        _, *words = line.split()
-        waits, pid = words[0] == "->", int(words[-4])
-        if not waits:
-            holder = pid
-        elif holder > 0:
-            holders[pid] = holder
+    holder, holders = 0, dict[tuple[bool, int], set[int]]()
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, *words = line.split()
+            waits = words[:1] == ["->"]
+            kind, *_, number, _, _, _ = words[waits:]
+            if waits:
+                holders.setdefault((kind == "FLOCK", int(number)), set()).add(holder)
+            else:
+                holder = int(number)
     for i in older.tolist():
-        if (pid := holders.get(int(rows["pid"][i]), 0)) and (its := process_identity(pid)).start_ns != NULL_I64:
+        pid, *more = holders.get((rows["syscall"][i] == b"flock", int(rows["pid"][i])), {0})
+        if pid > 0 and not more and (its := process_identity(pid)).start_ns != NULL_I64:
             rows["holder_pid"][i], rows["holder_start_ns"][i], rows["holder_comm"][i] = pid, its.start_ns, its.comm
 
 

@@ -166,8 +166,8 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
     broken, failed_connects = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
     if broken >= _RESETS and broken > failed_connects:
         words = render("{n} to it were reset", n=value(broken, "connection"))
-        here = sent_here(view.during("tcp_reset", episode), raw)
-        if here >= 0.5 * broken:
+        here = sent_here(view.during("tcp_reset", episode), raw, netns)
+        if here >= 0.5 * broken and view.server(raw, netns, episode) is not None:
             words = render("{n} to it were reset by its server itself", n=value(here, "connection"))
             yield Verdict(CAUSE.name, 0.0, "", words)
             return

@@ -72,10 +72,10 @@ def resets(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connections to a server of this host, which reset them itself: it closed them with unread data."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     server, broken, name = view.server(raw, netns, episode), episode.facts.get("broken", 0.0), peer(raw)
-    sent = sent_here(view.during("tcp_reset", episode), raw)
+    sent = sent_here(view.during("tcp_reset", episode), raw, netns)
     if server is None or sent < _MOST * broken or broken <= episode.facts.get("failed", 0.0):
         return
-    words = render("{who} reset {n}", who=process(*server), n=value(broken, "connection"))
+    words = render("{who} reset {n}", who=process(*server), n=value(min(sent, broken), "connection"))
     entry = item("tcp_reset", "connections reset", sent, "", keys={"sport": int.from_bytes(raw[16:], "little")})
     where, culprit = place(name, raw, netns), Culprit(server[1], server[0], name)
     yield Verdict(CAUSE.name, _RESET, where, words, (entry,), "closed", culprit, (server[1],))

@@ -11,7 +11,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.computing import READS as COMPUTING
 from agent.correlate.computing import own
 from agent.correlate.cpu_starvation import READS, cpu_saturated, cpu_share
-from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Verdict, item
+from agent.correlate.episode import UNANSWERED, UNKNOWN_CULPRIT, Culprit, Episode, Verdict, item
 from agent.correlate.profiles import READS as PROFILES
 from agent.correlate.profiles import locked, locked_share, slept
 from agent.correlate.resource_rules import DISK, full
@@ -27,6 +27,9 @@ from agent.correlate.words import Words, process, render, text, value
 _SATURATED, _FULL = 0.6, 0.6
 #: ... for a wait for a lock of the program itself while it was busy on a CPU,
 _LOCKS, _COMPUTED = ("futex",), 0.5
+#: ... for a lock that another thread than the one with the request has waited for since before the request, as one
+#: does that waits for its turn to lead,
+_STANDBY = 0.5
 #: ... and for a call of which only half of its time in a kernel lock is known.
 _LOCKED, _HALF = 0.7, 0.5
 
@@ -85,6 +88,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
             * (_SATURATED if not culprit.pid and cpu_saturated(episode, view) else 1.0)
             * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
             * (_FULL if _disk_full(episode, view) else 1.0)
+            * (_STANDBY if _stands_by(episode, mine) else 1.0)
             * (_LOCKED if culprit == UNKNOWN_CULPRIT and _in_a_lock(episode, view, longest) else 1.0)
             * share
             * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
@@ -97,6 +101,11 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         detail=call,
         culprit=culprit,
     )
+
+
+def _stands_by(episode: Episode, calls: np.ndarray) -> bool:
+    before = (calls["t_ns"] - calls["duration_ns"] < episode.start_ns) & (calls["holder_pid"] > 0)
+    return episode.metric == UNANSWERED and bool((before & (calls["tid"] != episode.facts.get("tid"))).all())
 
 
 def _beside(others: np.ndarray, mine: np.ndarray) -> np.ndarray:

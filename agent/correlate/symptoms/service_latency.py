@@ -78,15 +78,15 @@ def _nothing(watch: AnswerWatch, second: Second) -> None:
     slots = second.slots[series.recent("max_ns", second.slots, at, 1)[:, 0] >= _UNUSUAL_NS]
     for slot in slots[np.nansum(series.recent("n", slots, at, _KNOWN_S), axis=1) == 0].tolist():
         begun, over = watch.when(slot)
-        if watch.by_design(np.array([slot]), at, np.array([begun // SECOND]))[0]:
-            continue
         episode = watch.active.get((SYMPTOM.name, slot))
+        metric = UNACCEPTED if watch.unaccepted(slot) else UNANSWERED
         if episode is None:
-            metric = UNACCEPTED if watch.unaccepted(slot) else UNANSWERED
-            its = {"metric": metric, "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over}
-            watch.begin(SYMPTOM.name, slot, at, float(over - begun), 1, bar=float(_UNUSUAL_NS), **its)
+            if not watch.by_design(np.array([slot]), at, np.array([begun // SECOND]))[0]:
+                its = {"metric": metric, "unit": SYMPTOM.unit, "start_ns": begun, "end_ns": over}
+                watch.begin(SYMPTOM.name, slot, at, float(over - begun), 1, bar=float(_UNUSUAL_NS), **its)
         elif episode.stuck:
             watch.extend(episode, at, float(over - begun), over)
+            episode.metric = metric if metric == UNACCEPTED else episode.metric
 
 
 def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> None:
@@ -170,7 +170,9 @@ SYMPTOM = Symptom(
     inside=True,
     alone=("max_ns", UNANSWERED),
     shared=True,
+    tables={UNACCEPTED: "socket_queue"},
     measured={
+        UNACCEPTED: "queue",
         UNANSWERED: "max_ns",
         "max_ns": "max_ns",
         "half_ns": "max_ns",
