@@ -87,6 +87,7 @@ def starved(pid: int, episode: Episode, view: View) -> CpuStarvation:
     single = single[single["pid"] == pid]
     waited = float(max(rows["wait_ns"].sum(), single["duration_ns"].sum()))
     who, by_ns = _by(rows, "wait_ns") if len(rows) else _by(single, "duration_ns")
+    itself_ns = float(rows["wait_ns"][rows["by_pid"] == pid].sum())  # for its own other threads
     resources = view.rings["resource"].between(episode.start_ns, episode.end_ns + SECOND)
     resources = resources[(resources["kind"] == CPU) & (resources["waited_ns"] > 0)]
     group, throttled = "", 0.0
@@ -97,7 +98,7 @@ def starved(pid: int, episode: Episode, view: View) -> CpuStarvation:
             group, throttled = text(mine["object"][i]), ns
     return CpuStarvation(
         waited,
-        who if by_ns >= SHARE * waited else None,
+        who if by_ns >= max(SHARE * waited, itself_ns) else None,
         by_ns,
         group,
         throttled,
