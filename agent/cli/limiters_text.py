@@ -87,7 +87,7 @@ def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
         for m in series.members
         if m["member"] is not None
     ]
-    return [f"  {name:13}{printable(value)}" for name, value in lines]
+    return [f"  {name:14}{printable(value)}" for name, value in lines]
 
 
 def _limit(row: dict[str, Any]) -> str:

@@ -15,17 +15,22 @@ class Picture(NamedTuple):
 
     argv: tuple[str, ...]
     recording: str
-    columns: int = 100
+    columns: int
 
 
 _DAY = ("--since", "2026-11-20", "--until", "2026-11-21")
 _LATER = ("--since", "2026-11-20T09:15:00Z")
+_VIEWS = {
+    "findings": ("findings",),
+    "explain": ("explain", "last"),
+    "clock-history": ("clock", "history", *_LATER),
+    "limiters-show": ("limiters", "show", "lab:api-redis", *_DAY),
+}
 #: By the file in docs/.
 PICTURES = {
-    "findings.svg": Picture(("findings",), "0020-0"),
-    "explain.svg": Picture(("explain", "last"), "0020-0"),
-    "clock-history.svg": Picture(("clock", "history", *_LATER), "0020-0"),
-    "limiters-show.svg": Picture(("limiters", "show", "lab:api-redis", *_DAY), "0020-0"),
+    f"{name}-{columns}.svg": Picture(argv, "0020-0", columns)
+    for name, argv in _VIEWS.items()
+    for columns in (80, 120, 200)
 }
 _LINES = 60
 

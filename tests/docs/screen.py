@@ -35,6 +35,8 @@ def svg(screen: pyte.Screen, title: str, lines: int | None = None) -> str:
     lines = screen.lines if lines is None else lines
     width = round(2 * _MARGIN + _ADVANCE * screen.columns)
     height = _BAR + 2 * _MARGIN + _LEADING * lines
+    room = screen.columns - 16  # beside the dots
+    title = title if len(title) <= room else f"{title[: room - 1]}…"
     rows = [part for y in range(lines) for part in _line(screen, y)]
     dots = "".join(f'<circle cx="{_MARGIN + 16 * i}" cy="{_BAR // 2}" r="5" class="title"/>' for i in range(3))
     return (
