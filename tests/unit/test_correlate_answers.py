@@ -162,11 +162,10 @@ def test_connections_that_nobody_accepts_are_requests_that_wait() -> None:
 def test_who_accepts_connections_now_and_then_is_busy_only(answers_some: bool) -> None:
     """It answers, or its queue becomes shorter."""
     host = Host()
-    for second in range(20):
-        queued(host, second, second + 1, 3 if answers_some else 5 - second % 4)
-    if answers_some:
-        answers(host, 0, 20)
-    assert latest(run(host, 20)) == []
+    for second in range(45):
+        queued(host, second, second + 1, (3 if answers_some else 5 - second % 4) if second > 25 else 0)
+    answers(host, 0, 45 if answers_some else 26)
+    assert latest(run(host, 45)) == []
 
 
 @pytest.mark.parametrize(("goes_on", "clients"), [(False, 1), (True, 1), (False, 0)])
@@ -176,7 +175,7 @@ def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool, clients:
     host.add("process_event", at=0.5, **SHOP, proc_start_ns=START, kind="stopped", signal=NULL_I64)
     if goes_on:
         host.add("process_event", at=1.5, **SHOP, proc_start_ns=START, kind="continued", signal=18)
-    queued(host, 3, 15, clients)
+    queued(host, 0, 15, clients)
     found = latest(run(host, 15))
     said = [(one["symptom"], one["cause"], one["cause_detail"]) for one in found]
     assert said == ([] if goes_on or not clients else [("service_latency", "process_stopped", "before")])
