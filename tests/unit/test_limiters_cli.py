@@ -341,7 +341,7 @@ def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
     assert "200 units" in screen.stdout
     assert "* requested   # admitted   - limit" in screen.stdout  # without colours each has a character of its own
     assert {"*", "#", "-"} <= set("".join(screen.stdout.splitlines()[2:12]))
-    assert "refused      100 (50%)" in screen.stdout
+    assert "refused       100 (50%)" in screen.stdout
     assert "-500ms  chronyd 7" in screen.stdout
     assert "api/pay.go:17" in screen.stdout
     assert all(len(line) <= 100 for line in screen.stdout.split("\n")[:18])

@@ -78,7 +78,7 @@ def test_members_with_limits_of_their_own(
     together = sum(dict(zip(members, bursts, strict=True)).values())
     assert row["limit_use"] == (pytest.approx(10 / (used * 9.9 + together), rel=0.01) if used else None)
     shown = tickscope(tmp_path, "show", "shop")
-    assert f"  limit        {declarations}" in shown.stdout, shown.stdout
+    assert f"  limit         {declarations}" in shown.stdout, shown.stdout
     if len(set(members)) > 1:
         pieces = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)["rows"]
         assert {piece["limit"] for piece in pieces} == {drawn}

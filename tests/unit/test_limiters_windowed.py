@@ -53,7 +53,7 @@ def test_so_many_in_a_window_is_a_rate(tmp_path: Path) -> None:
     assert one["limit_use"] == pytest.approx(50 / (7 * 9.9 + 14), rel=0.001)
     shown = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)
     assert {piece["limit"] for piece in shown["rows"]} == {7.0}
-    assert "limit        7/s, burst 14" in tickscope(tmp_path, "show", "shop").stdout
+    assert "limit         7/s, burst 14" in tickscope(tmp_path, "show", "shop").stdout
 
 
 def test_a_jump_that_did_not_happen_lies_in_the_middle_of_what_is_asked_for(tmp_path: Path) -> None:
