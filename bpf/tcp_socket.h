@@ -60,7 +60,7 @@ BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT
 BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS, ON_DEMAND);
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
 BPF_F_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS, ON_DEMAND);
-BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* pid UNKNOWN32: several processes listen */
+BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* tid UNKNOWN32: several processes use it; pid is then that of their parent, or UNKNOWN32 */
 
 /* A user's shares (over_share in tickscope.h). Of places, TCP_SOCKETS of the probe's options, those of a user. */
 #define TCP_SOCKETS_EACH_NS 3600000000000ull
@@ -154,7 +154,8 @@ static __always_inline u32 tcp_client_uid(const struct sock_ref *r, u32 uid)
 	return client ? *client : uid;
 }
 
-/* The listener of a port; unknown if several processes listen. */
+/* The listener of a port. What it started may use the port, too; if others do, it is unknown. Process 1 listens for the
+ * services that it starts. p: the current task's. */
 static __always_inline void tcp_learn(const struct sock_ref *r, const struct proc *p, u32 uid)
 {
 	struct tcp_port key = {.netns = r->netns, .port = r->sport};
@@ -164,15 +165,22 @@ static __always_inline void tcp_learn(const struct sock_ref *r, const struct pro
 			lose(LOST_tcp_shares);
 		else
 			tcp_listeners.update(&key, (struct proc *)p);
-	} else if (!tcp_same(known, p))
-		known->pid = UNKNOWN32;
+	} else if (known->pid == 1) {
+		*known = *p;
+	} else if (!tcp_same(known, p)) {
+		u32 parent = 0;
+		GET(parent, PTR(current_task(), task_struct, real_parent), task_struct, tgid);
+		known->tid = UNKNOWN32;
+		if (parent != known->pid)
+			known->pid = UNKNOWN32;
+	}
 }
 
 static __always_inline void tcp_listener_of(struct proc *p, const struct sock_ref *r)
 {
 	struct tcp_port key = {.netns = r->netns, .port = r->sport};
 	struct proc *known = tcp_listeners.lookup(&key);
-	if (known && known->pid != UNKNOWN32)
+	if (known && known->tid != UNKNOWN32)
 		*p = *known;
 	else
 		no_proc(p);

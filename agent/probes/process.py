@@ -4,11 +4,9 @@ when the agent begins have rows, too, without a signal.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
@@ -16,6 +14,7 @@ from agent.columns import NULL_I64
 from agent.kernel.probe import Parts, Probe, Program, Ring
 from agent.kernel.wire_structs import decode
 from agent.limiters.intake import process_identity
+from agent.resources.process_stat import stat
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -51,11 +50,10 @@ class StoppedBefore:
 
 def _stopped() -> Iterator[tuple[int, int]]:
     """(pid, parent)"""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
-            state, parent, *_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            if state == b"T":
-                yield int(pid), int(parent)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        its = stat(pid)
+        if its is not None and its.state == "T":
+            yield pid, its.parent
 
 
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:

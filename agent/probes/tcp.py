@@ -136,8 +136,9 @@ LISTENERS = "tcp_listeners"
 
 
 class Listeners:
-    """Who listens on a port: from listen(), else from the first use of what was accepted. Reads the map ``LISTENERS``:
-    (struct tcp_port, struct proc), where an unknown pid stands for several processes.
+    """Who listens on a port: from listen(), else from the first use of what was accepted; of a process and those that
+    it started, the former. Reads the map ``LISTENERS``: (struct tcp_port, struct proc), where an unknown pid stands for
+    several other processes.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -145,8 +146,8 @@ class Listeners:
         self._map = bpf.HashMap(loaded.families["tcp"].maps[LISTENERS], key, value)
 
     def name(self, rows: np.ndarray) -> None:
-        """Fills pid, proc_start_ns and comm of rows of ``socket_queue``, by netns and sport, where one process is
-        known. Raises OSError.
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` without a pid, by netns and sport. Raises
+        OSError.
         """
         ports, procs = self._map.read()
         if not len(ports) or not len(rows):
@@ -157,7 +158,7 @@ class Listeners:
         order = np.argsort(numbers)
         wanted = rows["netns"] << 16 | rows["sport"]
         at = order[np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(order) - 1)]
-        found = numbers[at] == wanted
+        found = (numbers[at] == wanted) & (rows["pid"] == NULL_I64)
         for column in ("pid", "proc_start_ns", "comm"):
             rows[column] = np.where(found, known[column][at], rows[column])
 

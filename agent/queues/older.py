@@ -13,6 +13,7 @@ from agent.columns import NULL_I64
 from agent.limiters.intake import process_identity
 from agent.log import log_message
 from agent.queues.netlink import tcp_sockets
+from agent.resources.process_stat import stat
 
 #: Time limit of the walk at start.
 LIMIT_S = 0.5
@@ -21,9 +22,11 @@ LIMIT_S = 0.5
 class OlderSockets:
     """Names processes by a socket's cookie, which is never reused.
 
-    A socket that several processes hold has no owner here. Call as root when the BPF programs run already: they record
-    later sockets. The walk ends after ``limit_s``; a log message says that the remaining sockets have no process.
-    Raises OSError where the kernel refuses to list sockets.
+    A socket that a process and some that it started hold belongs to the former (the master of a server's workers); one
+    that others hold, too, has no owner here. Process 1 holds sockets for services and is no owner beside them.
+
+    Call as root when the BPF programs run already: they record later sockets. The walk ends after ``limit_s``; a log
+    message says that the remaining sockets have no process. Raises OSError where the kernel refuses to list sockets.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -38,8 +41,8 @@ class OlderSockets:
             )
         self._owners = {
             cookie: (pid, process_identity(pid).start_ns)
-            for cookie, (pid, *more) in ((c, sorted(p)) for c, p in found.items())
-            if not more
+            for cookie, pids in found.items()
+            if (pid := _eldest(pids)) is not None
         }
 
     def name(self, rows: np.ndarray) -> None:
@@ -53,6 +56,15 @@ class OlderSockets:
             identity = process_identity(owner[0])
             if identity.start_ns == owner[1] != NULL_I64:
                 rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = owner[0], identity.start_ns, identity.comm
+
+
+def _eldest(pids: set[int]) -> int | None:
+    """The process among them of which all others are descendants; None if there is none."""
+    if len(pids) == 1:
+        return next(iter(pids))
+    pids = pids - {1}
+    first = [pid for pid in pids if (its := stat(pid)) is not None and its.parent not in pids]
+    return first[0] if len(first) == 1 else None
 
 
 def holders(inodes: dict[int, int], limit_s: float) -> tuple[dict[int, set[int]], bool]:

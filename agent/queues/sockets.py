@@ -41,7 +41,8 @@ class SocketQueues:
 
     max_listeners bounds the accept rows; sockets with waiting connections come first. name_owners and name_users fill
     in the process that listens or that uses a connection (both agent.probes.tcp); name_older does both for older
-    sockets (agent.queues.older). None if there is no such function.
+    sockets (agent.queues.older), for listeners first, since it knows all that hold them. None if there is no such
+    function.
 
     To list the sockets, the kernel walks a table of hundreds of thousands of buckets, 5 ms of processor time. While all
     queues are empty and no segment is sent or received, no queue can fill, and the last rows are repeated.
@@ -61,7 +62,7 @@ class SocketQueues:
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
         self._names = [
             (name, which)
-            for name, which in ((name_owners, (0,)), (name_users, (1,)), (name_older, (0, 1)))
+            for name, which in ((name_older, (0,)), (name_owners, (0,)), (name_users, (1,)), (name_older, (1,)))
             if name is not None
         ]
         self._netns = os.stat("/proc/self/ns/net").st_ino

@@ -292,6 +292,25 @@ def use(port: int) -> None:
         assert client.recv(1) == b""
 
 
+#: fd of a listening socket. Answers each connection with its end.
+WORKER = """
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    with listener.accept()[0] as connection:
+        connection.recv(1)
+"""
+
+
+@contextmanager
+def forked(listener: socket.socket) -> Iterator[int]:
+    """pid of a worker of this process."""
+    argv = [sys.executable, "-c", WORKER, str(listener.fileno())]
+    with subprocess.Popen(argv, pass_fds=[listener.fileno()]) as process:
+        yield process.pid
+        process.kill()
+
+
 def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..., Attached]) -> None:
     with listening() as before:
         attached = attach("tcp")
@@ -315,6 +334,10 @@ def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..
             assert owner(before[1])[0] in (NULL_I64, before[0])
             use(before[1])
             assert owner(before[1]) == (before[0], comm)
+            with socket.create_server(("127.0.0.1", 0)) as ours, forked(ours), forked(ours):
+                for _ in range(20):
+                    use(ours.getsockname()[1])
+                assert owner(ours.getsockname()[1])[0] == os.getpid(), "its workers accept"
         with socket.socket() as mine:
             mine.bind(("127.0.0.1", after[1]))
             mine.listen()
@@ -424,7 +447,9 @@ def test_connections_that_are_older_than_the_agent(attach: Callable[..., Attache
         assert server not in rows_of("connection", queues)["pid"]
 
 
-def test_a_socket_that_two_processes_hold_has_no_owner() -> None:
+def test_a_socket_that_several_processes_hold_belongs_to_the_one_that_started_the_others() -> None:
+    """None of two that hold it is an ancestor of the other one: it has no owner then."""
+
     def owner() -> list[int]:
         rows = rows_of("accept", SocketQueues(max_listeners=4096, name_older=OlderSockets().name))
         pids: list[int] = rows["pid"][rows["sport"] == port].tolist()
@@ -432,10 +457,17 @@ def test_a_socket_that_two_processes_hold_has_no_owner() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as mine:
         port = mine.getsockname()[1]
-        with subprocess.Popen(["sleep", "60"], pass_fds=[mine.fileno()]) as other:
-            assert owner() == [NULL_I64]
-            other.kill()
+        with forked(mine), forked(mine):
+            assert owner() == [os.getpid()]
         assert owner() == [os.getpid()]
+        with forked(mine) as worker:
+            mine.close()
+            assert owner() == [worker]
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        with forked(mine), forked(mine):
+            mine.close()
+            assert owner() == [NULL_I64]
 
 
 def test_a_shut_window_is_reported_with_what_was_taken_before() -> None:

@@ -184,6 +184,18 @@ def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool, clients:
         assert "was stopped for at least" in str(found[0]["sentence"])
 
 
+@pytest.mark.parametrize("parent", [SHOP_PID, 1])
+def test_a_worker_that_was_stopped_accepts_no_connection_of_its_server(parent: int) -> None:
+    """A server whose master listens, as nginx's. Another process may be stopped on purpose."""
+    host = Host()
+    worker = {"pid": SHOP_PID + 1, "tid": SHOP_PID + 1, "comm": b"shop", "parent_pid": parent}
+    host.add("process_event", at=0.5, **worker, proc_start_ns=START, kind="stopped", signal=NULL_I64)
+    queued(host, 0, 15, 3)
+    (one,) = latest(run(host, 15))
+    cause = ("process_stopped", SHOP_PID + 1) if parent == SHOP_PID else ("unknown", NULL_I64)
+    assert (one["symptom"], one["cause"], one["culprit_pid"]) == ("service_latency", *cause)
+
+
 @pytest.mark.parametrize("waiting", [2, 1])
 def test_a_service_that_answers_nobody_is_reported_though_few_that_wait_were_checked(waiting: int) -> None:
     """An event loop that is busy for three seconds, now and then for half a second. One request alone may be of another
