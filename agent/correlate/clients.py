@@ -18,7 +18,7 @@ from agent.tables import TABLES
 #: Columns that ``talking`` reads.
 READS = {"tcp_rtt": ("netns", "role", "peer", "samples")}
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
-_BEFORE_NS = 20 * SECOND
+_BEFORE_NS, _KNOWN_NS = 20 * SECOND, 3 * SECOND
 _STEADY, _LEAST, _SILENT = 0.6, 3.0, 0.2
 
 
@@ -38,6 +38,22 @@ class Client:
     @property
     def who(self) -> str:
         return process(self.comm, self.pid)
+
+
+def silent_before(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:
+    """The processes with connections to the server that are older than the agent, and on which nothing was sent since
+    it came. from_ns: when that was, to some seconds.
+    """
+    rows = view.rings["tcp_rtt"].between(from_ns - _BEFORE_NS, to_ns)
+    rows = rows[(rows["role"] == _CLIENT) & (rows["peer"] == np.frombuffer(server, "V18")[0])]
+    rows = in_netns(rows, view.home)
+    if not len(rows):
+        return []
+    first, group = groups([rows["pid"], start_ticks(rows)])
+    last_ns = np.zeros(len(first), np.int64)
+    np.maximum.at(last_ns, group, rows["t_ns"])
+    silent = last_ns < from_ns + _KNOWN_NS
+    return [Client(int(rows["pid"][i]), text(rows["comm"][i]), 0.0, 0.0) for i in first[silent]]
 
 
 def talking(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:

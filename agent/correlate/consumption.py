@@ -10,8 +10,8 @@ import numpy as np
 
 from agent.correlate.catalogue import Rule
 from agent.correlate.clients import READS as CLIENTS
-from agent.correlate.clients import Client, talking
-from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Evidence, Verdict, item
+from agent.correlate.clients import Client, silent_before, talking
+from agent.correlate.episode import UNKNOWN_CULPRIT, UNTAKEN, Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.queues import DELIVERED
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
@@ -184,7 +184,8 @@ def consumption(episode: Episode, view: View) -> Consumption:
 def _consumption(episode: Episode, view: View) -> Consumption:
     known, server = episode.facts.get, episode.key[-1]
     assert isinstance(server, bytes)
-    clients = talking(view, server, episode.start_ns, episode.end_ns)
+    of = silent_before if episode.metric == UNTAKEN else talking
+    clients = of(view, server, episode.start_ns, episode.end_ns)
     waits = [(view.starved_ns(client.pid, episode), client) for client in clients]
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
     starving = worst is not None and worst[0] >= _STARVING * (episode.end_ns - episode.start_ns)

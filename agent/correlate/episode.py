@@ -11,6 +11,8 @@ from agent.correlate.words import Words
 
 #: Metrics of a port without a usual time, since it answers nothing: requests wait, or nobody accepts connections.
 UNANSWERED, UNACCEPTED = "unanswered_ns", "unaccepted_ns"
+#: ... of a queue of which no message was taken as far back as is known.
+UNTAKEN = "untaken_s"
 
 
 @dataclass(eq=False)
@@ -60,8 +62,8 @@ class Episode:
 
     @property
     def stuck(self) -> bool:
-        """Whether it is about a port that answers nothing."""
-        return self.metric in (UNANSWERED, UNACCEPTED)
+        """Whether it is about a port that answers nothing, or a queue of which nothing is taken."""
+        return self.metric in (UNANSWERED, UNACCEPTED, UNTAKEN)
 
 
 @dataclass(frozen=True)

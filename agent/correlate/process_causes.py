@@ -13,7 +13,7 @@ from agent.correlate import terminations
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain as answers
 from agent.correlate.consumption import consumption, polls_of
-from agent.correlate.episode import UNACCEPTED, Episode, Verdict
+from agent.correlate.episode import Episode, Verdict
 from agent.correlate.joint_terminations import joint_termination
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
@@ -53,15 +53,6 @@ def own(episode: Episode, view: View) -> list[ScoredEvent]:
         return []
     needed_ns = episode.value if episode.unit == "ns" else SECOND
     return _named(_during(episode, view, {episode.pid}, needed_ns, _SURE), {episode.pid: episode.comm})
-
-
-def accepting(episode: Episode, view: View) -> list[ScoredEvent]:
-    """For who listens: it accepts connections itself, or processes that it started do."""
-    events = _events(episode, view, _LEAD_NS)
-    workers = np.unique(events["pid"][(events["parent_pid"] == episode.pid) & known(events["pid"])])
-    needed_ns = episode.value if episode.unit == "ns" else SECOND
-    stops = _during(episode, view, workers.tolist(), needed_ns, _SURE) if episode.pid else []
-    return [*own(episode, view), *(scored for scored in stops if scored.termination.stop)]
 
 
 def stopped(episode: Episode, view: View) -> list[ScoredEvent]:
@@ -120,11 +111,7 @@ def _named(scored_events: list[ScoredEvent], names: dict[int, str]) -> list[Scor
 def answering(episode: Episode, view: View) -> list[ScoredEvent]:
     """For a service; after an orderly end it had answered its requests."""
     return [
-        *(
-            scored
-            for scored in (accepting if episode.metric == UNACCEPTED else own)(episode, view)
-            if scored.termination.stop or not scored.termination.orderly
-        ),
+        *(scored for scored in own(episode, view) if scored.termination.stop or not scored.termination.orderly),
         *peers(episode, view),
     ]
 
@@ -314,7 +301,7 @@ IMPACTED: dict[str, Rule] = {
     "rebalancing": consumers,
     "redelivery": consumers,
     "duplicates": had_first,
-    "accept_overflow": accepting,
+    "accept_overflow": own,
     "service_latency": answering,
     "blocked_time": stopped,
     "broker_down": broker,

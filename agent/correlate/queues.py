@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.common.copies import only, pick
-from agent.correlate.episode import Episode
+from agent.correlate.episode import UNTAKEN, Episode
 from agent.correlate.redeliveries import Redeliveries
 from agent.correlate.rows import OfSecond, columns_of, groups, known
 from agent.correlate.series import SECONDS
@@ -223,9 +223,10 @@ class QueueWatch(Watch):
 
     def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
         """A message that one consumer holds is an episode of its own: it may last for hours, and the queue may have
-        other problems meanwhile.
+        other problems meanwhile. So is a queue without a usual time, until there is one.
         """
-        return (f"{symptom} of one" if metric in DELIVERED else symptom), slot
+        of = {UNTAKEN: " so far", **dict.fromkeys(DELIVERED, " of one")}
+        return f"{symptom}{of.get(metric, '')}", slot
 
     def describe(self, symptom: str, slot: int) -> Episode:
         system, destination, partition, group, raw = self.names[slot]
@@ -247,6 +248,8 @@ class QueueWatch(Watch):
         return episode
 
     def settle(self, episode: Episode, second: int, lasted: int) -> None:
+        if episode.metric == UNTAKEN:
+            return  # what is usual is not known
         slot = np.array([episode.slot])
         lag = np.nan_to_num(self.series.recent("lag", slot, second, lasted)[0], nan=-1.0)
         rising = lasted - int(

@@ -26,7 +26,7 @@ from agent.tables import TABLES
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
-_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
 _RESOLVED = of_codes(TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
 _BROKEN = TABLES["tls_handshake"].code("result", "failed")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
@@ -76,7 +76,8 @@ class View:
         self.calls = LastRows(forms["syscall_latency"], config.keep_rows, config.keep_ns)  # long ones of consumers
         self._brokers: dict[bytes, None] = {}  # that are polled; the last ones
         self._consumers: dict[int, None] = {}  # their clients, and children of these, the last ones
-        self._children: dict[tuple[int, int], str] = {}  # (client, child): comm; the last ones
+        self._listeners: dict[int, None] = {}  # processes for which connections waited, the last ones
+        self._children: dict[tuple[int, int], str] = {}  # (client or listener, child): comm; the last ones
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
@@ -135,7 +136,7 @@ class View:
         self.recorded.update(table for table, its in rows.items() if len(its))
         if "unix_peer" in rows and "tcp_rtt" in self.rings:
             rows = {**rows, "tcp_rtt": with_unix(self._forms["tcp_rtt"], rows.get("tcp_rtt"), rows["unix_peer"])}
-        self._learn(rows.get("queue_lag"), rows.get("tcp_rtt"), rows.get("cpu_use"))
+        self._learn(rows.get("queue_lag"), rows.get("tcp_rtt"), rows.get("cpu_use"), rows.get("socket_queue"))
         for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:
@@ -176,20 +177,32 @@ class View:
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
     def children(self, pid: int) -> list[tuple[int, str]]:
-        """(pid, comm) of those of a broker's client, the last ones first."""
+        """(pid, comm) of those of a broker's client, or of who listens where connections wait; the last ones first."""
         return [(child, comm) for (parent, child), comm in reversed(self._children.items()) if parent == pid]
 
-    def _learn(self, polls: np.ndarray | None, talks: np.ndarray | None, uses: np.ndarray | None) -> None:
-        """Which servers are polled, which processes talk to them, and which are children of these."""
+    def _learn(
+        self,
+        polls: np.ndarray | None,
+        talks: np.ndarray | None,
+        uses: np.ndarray | None,
+        queues: np.ndarray | None,
+    ) -> None:
+        """Which servers are polled, which processes talk to them or listen where connections wait, and which are
+        children of these.
+        """
         if polls is not None and len(polls):
             polled = polls["peer"][groups([polls["peer"]])[0]]
             _note(self._brokers, [raw.tobytes() for raw in polled if raw != NO_PEER[0]])
         if talks is not None and self._brokers:
             talks = talks[(talks["role"] != _SERVER) & (talks["pid"] > 0)]
             _note(self._consumers, np.unique(talks["pid"][among(talks["peer"], self._brokers)]).tolist())
-        if uses is not None and self._consumers:
-            its = uses[among(uses["parent_pid"], self._consumers)]
-            _note(self._consumers, its["pid"].tolist())
+        if queues is not None:
+            waits = (queues["kind"] == _ACCEPT) & (queues["queue"] > 0) & (queues["pid"] > 0)
+            _note(self._listeners, np.unique(queues["pid"][waits]).tolist())
+        if uses is not None and (self._consumers or self._listeners):
+            works = among(uses["parent_pid"], self._consumers)
+            _note(self._consumers, uses["pid"][works].tolist())
+            its = uses[works | among(uses["parent_pid"], self._listeners)]
             for row in its:
                 self._children.pop((int(row["parent_pid"]), int(row["pid"])), None)
                 self._children[int(row["parent_pid"]), int(row["pid"])] = row["comm"].decode("utf-8", "replace")

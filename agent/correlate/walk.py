@@ -71,7 +71,7 @@ def _node(hop: Waited, episode: Episode, view: View) -> Episode:
         f"{hop.pid}/{tick}",
         start_ns=start_ns,
         end_ns=episode.end_ns,
-        metric=episode.metric if episode.symptom == "service_latency" else "half_ns",
+        metric=episode.metric if episode.symptom == "service_latency" or episode.stuck else "half_ns",
         unit="ns",
         value=value,
         bar=min(episode.bar, value * 0.5) if timed else value * 0.5,

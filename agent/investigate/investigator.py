@@ -18,6 +18,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common import process_stat
 from agent.contracts import Due, Finishing, Pending, Stating
 from agent.investigate import rows
 from agent.investigate.decide import LEAST_NS, ProfileBudget, ProfiledProcess, families_of
@@ -26,7 +27,6 @@ from agent.investigate.pending_thread import PendingThreads
 from agent.investigate.profile import MOST_PIDS, Counted, Profile
 from agent.investigate.stacks import kernel_text, lock_text, user_text
 from agent.kernel.steps import run
-from agent.resources import process_stat
 from agent.tables import TABLES
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.process_stat import stat
 from agent.kernel.probe import Parts, Probe, Program, Ring
 from agent.kernel.wire_structs import decode
 from agent.limiters.intake import process_identity
-from agent.resources.process_stat import stat
 from agent.tables import TABLES
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.limiters.intake import process_identity
+from agent.common.process_stat import stat
+from agent.limiters.intake import Identity, process_identity
 from agent.log import log_message
 from agent.queues.netlink import tcp_sockets
-from agent.resources.process_stat import stat
 
 #: Time limit of the walk at start.
 LIMIT_S = 0.5
@@ -49,11 +49,12 @@ class OlderSockets:
         """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, if that process still
         runs.
         """
+        now: dict[int, Identity] = {}
         for i in np.flatnonzero(rows["pid"] == NULL_I64).tolist():
             owner = self._owners.get(int(rows["sock_id"][i]))
             if owner is None:
                 continue
-            identity = process_identity(owner[0])
+            identity = now.get(owner[0]) or now.setdefault(owner[0], process_identity(owner[0]))
             if identity.start_ns == owner[1] != NULL_I64:
                 rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = owner[0], identity.start_ns, identity.comm
 

@@ -18,10 +18,12 @@ import numpy.typing as npt
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.address import V4_MAPPED
-from agent.queues.netlink import LISTEN, TC_H_ROOT, progress, qdiscs, tcp_sockets
+from agent.queues.netlink import ESTABLISHED, LISTEN, TC_H_ROOT, progress, qdiscs, smoothed_rtts, tcp_sockets
 from agent.tables import TABLES
 
-TABLE = TABLES["socket_queue"]
+TABLE, RTT = TABLES["socket_queue"], TABLES["tcp_rtt"]
+#: Connections that are older than the agent and have rows of ``tcp_rtt`` at its start.
+MOST_OLDER = 4096
 #: While no TCP segment comes or goes and no queue holds anything, sockets are listed so often.
 REPEATED_NS = 5_000_000_000
 #: Fills columns of rows of TABLE in place.
@@ -38,6 +40,8 @@ class SocketQueues:
       larger of recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes and
       shut_ns are read for each of them.
     - qdisc: a device's root discipline. queue in packets, send_q_bytes is its backlog, drops.
+
+    The first poll adds ``established(name_older)``: who is connected to whom is known before the next segment.
 
     max_listeners bounds the accept rows; sockets with waiting connections come first. name_owners and name_users fill
     in the process that listens or that uses a connection (both agent.probes.tcp); name_older does both for older
@@ -68,6 +72,7 @@ class SocketQueues:
         self._netns = os.stat("/proc/self/ns/net").st_ino
         self._segments = self._listed_ns = 0
         self._empty: np.ndarray | None = None  # the rows of the last list, if all queues were empty
+        self._older = name_older  # until their connections have rows
 
     def poll(self) -> list[Batch]:
         """Raises OSError if the kernel refuses the dump."""
@@ -78,7 +83,8 @@ class SocketQueues:
             self._listed_ns, rows = t_ns, self._list()
         rows = np.concatenate([rows, _devices()])
         rows["t_ns"], rows["netns"] = t_ns, self._netns
-        return [Batch(TABLE.name, rows)]
+        older, self._older = self._older, None
+        return [Batch(TABLE.name, rows), *([Batch(RTT.name, established(older))] if older is not None else [])]
 
     def _list(self) -> np.ndarray:
         """Listening sockets and backed-up connections, without a time."""
@@ -123,18 +129,42 @@ class SocketQueues:
         listening: npt.NDArray[np.bool_],
     ) -> np.ndarray:
         connections = sockets[chosen]
-        rows = _rows("connection", connections, cgroups[chosen])
+        rows = _between(connections, cgroups[chosen], sockets["sport"][listening])
         rows["recv_q_bytes"], rows["send_q_bytes"] = connections["rqueue"], connections["wqueue"]
         rows["queue"] = np.maximum(connections["rqueue"], connections["wqueue"])
         moved = progress(connections)
         rows["acked_bytes"] = np.where(moved[:, 0] < 0, NULL_I64, moved[:, 0])
         rows["shut_ns"] = np.where(moved[:, 1] < 0, NULL_I64, moved[:, 1] * 1000)
-        rows["dport"], daddr = connections["dport"], _addresses(connections, "dst")
-        rows["daddr"] = _void(daddr, "V16")
-        rows["peer"] = _void(np.hstack([daddr, connections["dport"].astype("<u2")[:, None].view(np.uint8)]), "V18")
-        server = np.isin(connections["sport"], sockets["sport"][listening])
-        rows["role"] = np.where(server, TABLE.code("role", "server"), TABLE.code("role", "client"))
         return rows
+
+
+def established(name_older: Name) -> np.ndarray:
+    """Rows of ``tcp_rtt`` of the connections of processes that name_older knows, with their smoothed round-trip times
+    and no samples. Shape (n,), n at most MOST_OLDER. Raises OSError.
+    """
+    sockets, cgroups, _ = tcp_sockets()
+    some = np.flatnonzero(sockets["state"] == ESTABLISHED)[:MOST_OLDER]
+    rows = _between(sockets[some], cgroups[some], sockets["sport"][sockets["state"] == LISTEN])
+    name_older(rows)
+    rows = rows[rows["pid"] != NULL_I64]
+    out, rtts = RTT.empty(len(rows)), smoothed_rtts()
+    for column in RTT.by_name.keys() & TABLE.by_name.keys():
+        out[column] = rows[column]
+    out["t_ns"], out["netns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME), os.stat("/proc/self/ns/net").st_ino
+    out["srtt_us"] = [us if (us := rtts.get(cookie, -1)) >= 0 else NULL_I64 for cookie in rows["sock_id"].tolist()]
+    out["samples"] = 0
+    return out
+
+
+def _between(sockets: np.ndarray, cgroups: npt.NDArray[np.int64], listening: npt.NDArray[np.int64]) -> np.ndarray:
+    """Rows of these connections with their ends. listening: ports."""
+    rows = _rows("connection", sockets, cgroups)
+    rows["dport"], daddr = sockets["dport"], _addresses(sockets, "dst")
+    rows["daddr"] = _void(daddr, "V16")
+    rows["peer"] = _void(np.hstack([daddr, sockets["dport"].astype("<u2")[:, None].view(np.uint8)]), "V18")
+    server = np.isin(sockets["sport"], listening)
+    rows["role"] = np.where(server, TABLE.code("role", "server"), TABLE.code("role", "client"))
+    return rows
 
 
 def _rows(kind: str, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.common import process_cgroup
+from agent.common.process_stat import read
 
 #: How many levels of a path are read, from the innermost: any of them may have a limit.
 LEVELS = 6
@@ -59,20 +60,6 @@ def numbers(text: str) -> dict[str, int]:
     """From lines of a name and a number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def read(path: str, most: int = 4096) -> str:
-    """The first ``most`` bytes of a kernel file; empty if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, most).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def of_process(pid: int) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.resources.cgroups import numbers, one, read
+from agent.common.process_stat import read
+from agent.resources.cgroups import numbers, one
 from agent.resources.disks import names
 
 #: A cgroup is at its limit from this share of the limit on.

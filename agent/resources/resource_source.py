@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common import process_stat
 from agent.common.fairness import Places, UpperBound
 from agent.common.table import Table
 from agent.contracts import Pending
-from agent.resources import cgroups, process_stat
+from agent.resources import cgroups
 from agent.resources.limits import CgroupLimits, Used
 from agent.tables import TABLES
 
@@ -51,7 +52,8 @@ _POLLER = b"tickscope-poll"
 @dataclass
 class Watched:
     """One process. cgroup: the last text of its cgroup file. reported: by kind, (time of the last row, its numbers).
-    ran: (user, kernel) CPU time since it started, ns. consumes: it is a client of a polled broker; child: of such one.
+    ran: (user, kernel) CPU time since it started, ns. has_workers: maybe its children work for it, as those of a
+    broker's client, or of a process for which connections wait; child: of such one.
     """
 
     pid: int
@@ -66,7 +68,7 @@ class Watched:
     pids: tuple[str, ...] = ()
     faults: int = -1
     ran: tuple[int, int] | None = None
-    consumes: bool = False
+    has_workers: bool = False
     child: bool = False
     reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
 
@@ -110,19 +112,20 @@ class Resources(Pending):
         if batch.table not in ("tcp_rtt", "socket_queue", "limiter_decision"):
             return
         which = (rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)
+        works = np.zeros(len(rows), np.bool_)
         if batch.table == "tcp_rtt":
-            consumes = np.zeros(len(rows), np.bool_)
             if self._brokers:
-                consumes[:] = [peer in self._brokers for peer in rows["peer"].tolist()]
-            which &= (rows["role"] == _SERVER) | (consumes & (rows["comm"] != _POLLER))
+                works[:] = [peer in self._brokers for peer in rows["peer"].tolist()]
+            which &= (rows["role"] == _SERVER) | (works & (rows["comm"] != _POLLER))
         elif batch.table == "socket_queue":
             which &= rows["kind"] == _ACCEPT
+            works = rows["queue"] > 0
         which = np.flatnonzero(which)
         who = zip(which.tolist(), rows["pid"][which].tolist(), rows["proc_start_ns"][which].tolist(), strict=True)
         for at, pid, start_ns in {pid: (at, pid, start_ns) for at, pid, start_ns in who}.values():
             one = self._seen(pid, start_ns, bytes(rows["comm"][at]), now_ns)
-            if one is not None and batch.table == "tcp_rtt":
-                one.consumes |= bool(consumes[at])
+            if one is not None:
+                one.has_workers |= bool(works[at])
 
     def _seen(self, pid: int, start_ns: int, comm: bytes, now_ns: int) -> Watched | None:
         """The process, which is watched from now on, if there is a place for it."""
@@ -135,8 +138,8 @@ class Resources(Pending):
         return known
 
     def _see_children(self, now_ns: int) -> None:
-        """Consumers may have children that do the work (Celery)."""
-        for one in [one for one in self.watched.values() if one.consumes]:
+        """Consumers, and servers for which connections wait, may have children that do the work (Celery, nginx)."""
+        for one in [one for one in self.watched.values() if one.has_workers]:
             for pid in process_stat.children(one.pid)[:CHILDREN]:
                 stat = process_stat.stat(pid)
                 if stat is not None and stat.state not in "ZX":
@@ -283,7 +286,7 @@ class Resources(Pending):
 
     def _files(self, one: Watched, now_ns: int) -> Iterable[dict[str, Any]]:
         used = process_stat.descriptors(one.pid)
-        limit = process_stat.most_descriptors(cgroups.read(f"/proc/{one.pid}/limits"))
+        limit = process_stat.most_descriptors(process_stat.read(f"/proc/{one.pid}/limits"))
         if used is None or limit is None:
             return
         (self._near.add if used > limit / 4 else self._near.discard)((one.pid, one.start_ns // 10_000_000))
@@ -292,14 +295,14 @@ class Resources(Pending):
 
     def _stolen(self) -> list[dict[str, Any]]:
         """CPU time that a hypervisor took from this host."""
-        ticks = int(cgroups.read("/proc/stat").partition("\n")[0].split()[8])
+        ticks = int(process_stat.read("/proc/stat").partition("\n")[0].split()[8])
         stolen, self._steal = (ticks - self._steal if self._steal >= 0 else 0), ticks
         waited_ns = stolen * 10_000_000
         return [{"kind": "cpu", "object": "steal", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []
 
     def _pressure(self) -> list[dict[str, Any]]:
         """How long some task of this host waited for a CPU (PSI)."""
-        ns, before = cgroups.pressure_ns(cgroups.read("/proc/pressure/cpu")), self._pressed
+        ns, before = cgroups.pressure_ns(process_stat.read("/proc/pressure/cpu")), self._pressed
         self._pressed = ns
         waited_ns = ns - before if min(ns, before) >= 0 else 0
         return [{"kind": "cpu", "object": "pressure", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.common import process_stat
 from agent.kernel.spaces import spaces
 from agent.lab.stage.cgroups import Cgroups, remove
-from agent.resources import process_stat
 from agent.resources.resource_source import Resources
 from agent.resources.spaces import Space
 from agent.tables import TABLES

@@ -39,7 +39,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 
 
 def rows_of(kind: str, queues: SocketQueues | None = None) -> np.ndarray:
-    (batch,) = (queues or SocketQueues(max_listeners=4096)).poll()
+    batch, *_ = (queues or SocketQueues(max_listeners=4096)).poll()
     assert batch.table == "socket_queue"
     rows: np.ndarray = batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]
     return rows

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.patience import COARSE
+from tests.patience import COARSE, listens, until
 from tests.ports import free_port
 from tests.system.agent import Agent
 
@@ -42,6 +42,37 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = allow_reuse_address = True
 Server(("127.0.0.1", port), Handler).serve_forever()
 """
+#: argv: its port, a lock. A worker accepts connections and takes the lock for each request; it ends with its master.
+MASTER = """
+import ctypes, fcntl, os, signal, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=100) as listener:
+    if os.fork():
+        signal.pause()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    while True:
+        connection, _ = listener.accept()
+        with connection, open(sys.argv[2], "w") as f:
+            connection.recv(4096)
+            fcntl.flock(f, fcntl.LOCK_EX)
+            connection.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+"""
+#: argv: the port of a Redis. Reads a stream in a group.
+CONSUMER = """
+import redis, sys
+server = redis.Redis(port=int(sys.argv[1]))
+server.xgroup_create("jobs", "workers", id="0", mkstream=True)
+while True:
+    for _, messages in server.xreadgroup("workers", "one", {"jobs": ">"}, count=10, block=1000):
+        server.xack("jobs", "workers", *[message for message, _ in messages])
+"""
+#: argv: the port of a Redis. Writes to that stream.
+PRODUCER = """
+import redis, sys, time
+server = redis.Redis(port=int(sys.argv[1]))
+while True:
+    server.xadd("jobs", {"n": 1})
+    time.sleep(0.02)
+"""
 #: argv: ports. Asks at each of them, one request after the other.
 CLIENT = """
 import socket, sys, threading, time
@@ -58,10 +89,10 @@ threads = [threading.Thread(target=asks, args=(int(port),), daemon=True) for por
 
 
 def test_faults_that_are_older_than_the_agent_are_explained(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """A lock that another process holds, a server that is stopped, a pipe that nobody reads. Long polls look alike, and
-    are no fault.
+    """A lock that another process holds, a server that is stopped, a pipe that nobody reads, workers that wait for that
+    lock, a consumer that is stopped. Long polls look alike, and are no fault.
     """
-    lock, front, up, logs, polls, forwards = (free_port() for _ in range(6))
+    lock, front, up, logs, polls, forwards, forks, broker = (free_port() for _ in range(8))
     file = tmp_path / "stock.lock"
     with ExitStack() as ends, file.open("w") as held:
         reader, writer = os.pipe()
@@ -83,16 +114,22 @@ def test_faults_that_are_older_than_the_agent_are_explained(start: Callable[...,
         idle = ends.enter_context(subprocess.Popen(["cat"], stdin=reader, stdout=subprocess.DEVNULL))
         ends.callback(idle.kill)
         os.close(reader)
-        ports = lock, front, logs, polls, forwards
+        argv = ["redis-server", "--port", str(broker), "--save", "", "--dir", str(tmp_path)]
+        redis = ends.enter_context(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
+        ends.callback(redis.kill)
+        until(lambda: listens(broker))
+        master, consumer = program(MASTER, forks, file), program(CONSUMER, broker)
+        program(PRODUCER, broker)
+        ports = lock, front, logs, polls, forwards, forks
         time.sleep(1 * COARSE)
         program(CLIENT, *ports)
         time.sleep(2 * COARSE)
         fcntl.flock(held, fcntl.LOCK_EX)
-        for stops in (servers[up], idle):
+        for stops in (servers[up], idle, consumer):
             stops.send_signal(signal.SIGSTOP)
         time.sleep(3 * COARSE)
         program(CLIENT, *ports)
-        agent = start().ready()
+        agent = start(config=f"prometheus: ''\nredis: ['redis://127.0.0.1:{broker}']\n").ready()
         program(CLIENT, *ports)
 
         def findings() -> dict[str, tuple[str, int | None, str]]:
@@ -101,11 +138,16 @@ def test_faults_that_are_older_than_the_agent_are_explained(start: Callable[...,
                 row["subject"].rpartition(" ")[2]: (row["cause"], row["culprit_pid"], row["sentence"]) for row in rows
             }
 
-        found = agent.until(lambda: {str(lock), str(up), str(logs)} <= findings().keys() and findings(), 40)
+        wanted = {str(lock), str(up), str(logs), str(forks), "workers"}
+        found = agent.until(lambda: wanted <= findings().keys() and findings(), 40)
         assert found[str(lock)][:2] == ("syscall", os.getpid())
         assert "answered nothing for" in found[str(lock)][2]
         assert found[str(up)][:2] == ("process_stopped", servers[up].pid)
         assert "since before tickscope ran" in found[str(up)][2]
         assert found[str(logs)][0] == "syscall"
         assert "write on a pipe" in found[str(logs)][2]
+        assert found[str(forks)][:2] == ("syscall", os.getpid())
+        assert f"python pid {master.pid} on port {forks} accepted no connection for" in found[str(forks)][2]
+        assert found["workers"][:2] == ("process_stopped", consumer.pid)
+        assert "No message of redis queue jobs group workers was taken for" in found["workers"][2]
         assert not {str(polls), str(forwards)} & found.keys()

@@ -188,8 +188,9 @@ def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool, clients:
 def test_a_worker_that_was_stopped_accepts_no_connection_of_its_server(parent: int) -> None:
     """A server whose master listens, as nginx's. Another process may be stopped on purpose."""
     host = Host()
-    worker = {"pid": SHOP_PID + 1, "tid": SHOP_PID + 1, "comm": b"shop", "parent_pid": parent}
-    host.add("process_event", at=0.5, **worker, proc_start_ns=START, kind="stopped", signal=NULL_I64)
+    worker = {"pid": SHOP_PID + 1, "comm": b"shop", "proc_start_ns": START}
+    host.add("process_event", at=0.5, **worker, tid=SHOP_PID + 1, kind="stopped", signal=NULL_I64)
+    host.add("cpu_use", at=np.arange(1, 15), **worker, parent_pid=parent, user_ns=0, system_ns=0)
     queued(host, 0, 15, 3)
     (one,) = latest(run(host, 15))
     cause = ("process_stopped", SHOP_PID + 1) if parent == SHOP_PID else ("unknown", NULL_I64)

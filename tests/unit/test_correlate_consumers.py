@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.columns import NULL_I64
 from tests.unit.correlate_scenarios import MS, PEER, T0, UNTIL, Host, S, latest, peer, run
 from tests.unit.test_correlate_queues import CONSUMERS, talk, well
 
@@ -170,3 +171,45 @@ def test_all_that_are_as_ever_are_no_reason() -> None:
     host = behind(8.0)
     talk(host, 30, 38, *CONSUMERS)
     assert only(host)["cause"] == "consumer_slow"
+
+
+def untaken(client: bool = True, consumers: int = 1) -> Host:
+    """A queue of which no message is taken, since before the agent; its consumer's connection was seen at the start."""
+    host, seconds = Host(), np.arange(20)
+    its = {"status": b"stalled", "pending": 0, "oldest_pending_s": np.nan}
+    host.queue(0, 20, lag=100 + seconds * 40, age=3.0 + seconds, incoming=40, out=0, consumers=consumers, **its)
+    if client:
+        ends = {"role": "client", "peer": PEER, "samples": 0, "srtt_us": 40, "proc_start_ns": T0 - 60 * S}
+        host.add("tcp_rtt", at=0.3, **WORKER, **ends)
+    return host
+
+
+@pytest.mark.parametrize(("client", "consumers"), [(True, 1), (False, 1), (True, 0)])
+def test_a_consumer_that_was_stopped_before_the_agent_came(client: bool, consumers: int) -> None:
+    """No message may be taken on purpose, so it is reported with a known cause only; and where there are consumers."""
+    host = untaken(client, consumers)
+    host.add("process_event", at=0.2, **WORKER, proc_start_ns=T0 - 60 * S, kind="stopped", signal=NULL_I64)
+    said = [(one["symptom"], one["cause"], one["culprit_pid"]) for one in latest(run(host, 20))]
+    assert said == ([("queue_lag", "process_stopped", 502)] if client and consumers else [])
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_consumer_that_was_blocked_before_the_agent_came(locked: bool) -> None:
+    host = untaken()
+    if locked:
+        call = {"kind": "slow", "syscall": b"flock", "fd_type": b"file", "file": b"stock.db", "run_queue_ns": 0}
+        so_far(
+            host, -10, 20, **call, proc_start_ns=T0 - 60 * S, holder_pid=123, holder_comm=b"backup", holder_start_ns=T0
+        )
+    said = [(one["symptom"], one["cause"], one["culprit_pid"], one["via"]) for one in latest(run(host, 20))]
+    assert said == ([("queue_lag", "syscall", 123, "worker-2 pid 502")] if locked else [])
+
+
+def test_a_queue_that_is_read_again_is_no_longer_untaken() -> None:
+    host = untaken()
+    host.add("process_event", at=0.2, **WORKER, proc_start_ns=T0 - 60 * S, kind="stopped", signal=NULL_I64)
+    host.add("process_event", at=20.1, **WORKER, proc_start_ns=T0 - 60 * S, kind="continued", signal=18)
+    host.queue(20, UNTIL, incoming=40, consumers=1)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["state"], one["cause"]) == ("closed", "process_stopped")
+    assert "No message of redis queue orders group workers was taken for" in one["sentence"]

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.common import process_stat
 from agent.common.address import peer_of
 from agent.kernel.spaces import spaces
-from agent.resources import cgroups, process_stat
+from agent.resources import cgroups
 from agent.resources.cgroups import Group, Mounts
 from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched
 from agent.resources.spaces import Space, Spaces

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.common import process_stat
 from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import LastRows
 from agent.kernel.loaded_families import BPF_DIR
 from agent.kernel.wire_structs import Wire
 from agent.probes import discover
 from agent.probes.syscalls import decode_cpu_waits
-from agent.resources import process_stat
 from agent.resources.cgroups import Mounts
 from agent.resources.resource_source import MOST, Resources, Watched
 from agent.resources.spaces import Space, Spaces

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import FACTS, READS, consumption, of_removed, polls_of
-from agent.correlate.episode import UNKNOWN_CULPRIT, Episode, Verdict
+from agent.correlate.episode import UNKNOWN_CULPRIT, UNTAKEN, Episode, Verdict
 from agent.correlate.view import View
 from agent.correlate.words import render, text, value
 
@@ -14,6 +14,8 @@ from agent.correlate.words import render, text, value
 def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
     group = consumption(episode, view)
     others = value(group.out or 0, "message/s")
+    if episode.metric == UNTAKEN:
+        return  # it may be so on purpose
     if group.gone:
         yield Verdict(CAUSE.name, 0.95, episode.scope, "the group has no consumers", (group.members, *group.rates))
     elif group.grown:

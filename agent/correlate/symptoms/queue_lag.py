@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.episode import Episode
+from agent.correlate.episode import UNTAKEN, Episode
 from agent.correlate.outlier_bars import bars
 from agent.correlate.queues import DELIVERED, READS, QueueWatch
 from agent.correlate.series import quantile
@@ -27,14 +27,17 @@ _AGES = (("age_s", "lag"), ("pending_s", "pending"))
 #: A consumer that is served at random misses so many messages in a row once in 10^8 times.
 _TURNS, _IDLE = 20.0, 10.0
 _ALIKE_NS = 10 * SECOND  # if the waits of two messages began within this time, they have one cause
+_UNTAKEN_S, _KNOWN_S = 5, 120  # no message taken for so long since the queue is known, which is at most so long
 _FLOOD = 3.0  # times the maximum that arrived in any remembered second
 
 
 def judge(watch: QueueWatch, second: Second) -> None:
     """Messages that wait far longer than usual, at once; lasting rises of the ages of its oldest messages, of the lag
-    if no age is known, no progress at all, and a queue that is deleted while clients ask for it.
+    if no age is known, no progress at all, and a queue that is deleted while clients ask for it. Where the agent is
+    started meanwhile nothing is usual: that no message is taken counts with a known cause only.
     """
     _late(watch, second)
+    _untaken(watch, second)
     _idle(watch, second)
     _gone(watch, second)
     _lasting(watch, second)
@@ -58,6 +61,22 @@ def _late(watch: QueueWatch, second: Second) -> None:
         late = (now > at_once) | ((np.fmin(before, now) > soon) & (now > before))
         for i in np.flatnonzero(late):
             _open(watch, int(slots[i]), metric, second.at, float(now[i]), float(soon[i]))
+
+
+def _untaken(watch: QueueWatch, second: Second) -> None:
+    """Queues with consumers of which no message was taken as far back as is known, while messages arrived."""
+    at, series = second.at, watch.series
+    slots = watch.fresh[(series.last("lag", watch.fresh, at) > 0) & ~(series.last("consumers", watch.fresh, at) == 0)]
+    taken, arrived = (series.recent(metric, slots, at, _KNOWN_S) for metric in ("out", "in"))
+    since_s = _KNOWN_S - np.argmax(~np.isnan(taken), axis=1)
+    still = (np.nansum(taken, axis=1) == 0) & (np.nansum(arrived, axis=1) > 0) & ~np.isnan(taken).all(axis=1)
+    for slot, lasted_s in zip(slots[still].tolist(), since_s[still].tolist(), strict=True):
+        episode = watch.active.get(watch.place(SYMPTOM.name, slot, UNTAKEN))
+        if episode is not None:
+            watch.extend(episode, at, float(lasted_s))
+        elif _UNTAKEN_S <= lasted_s < _KNOWN_S:
+            its = {"metric": UNTAKEN, "unit": SYMPTOM.unit, "start_ns": (at + 1 - lasted_s) * SECOND}
+            watch.begin(SYMPTOM.name, slot, at, float(lasted_s), 1, bar=float(_UNTAKEN_S), **its)
 
 
 def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
@@ -157,6 +176,13 @@ def clause(episode: Episode) -> Words:
         return render(
             "{queue} made no progress while messages arrived {when}", queue=episode.subject, when=when(episode)
         )
+    if episode.metric == UNTAKEN:
+        return render(
+            "No message of {queue} was taken for {took} while others arrived {when}",
+            queue=episode.subject,
+            took=measured(episode.value, episode.unit),
+            when=when(episode),
+        )
     if episode.metric == "gone":
         return render("{queue} was deleted while clients used it {when}", queue=episode.subject, when=when(episode))
     worst, base = (
@@ -195,7 +221,9 @@ SYMPTOM = Symptom(
     "see whether consumers are there and acknowledge: tickscope queues",
     QueueWatch,
     judge,
+    alone=(UNTAKEN,),
     measured={
+        UNTAKEN: "out_per_s",
         "age_s": "oldest_undelivered_s",
         "pending_s": "oldest_pending_s",
         "idle_s": "idle_s",

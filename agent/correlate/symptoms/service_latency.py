@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.correlate.answers import POLLS, AnswerWatch
 from agent.correlate.catalogue import Symptom
-from agent.correlate.episode import UNACCEPTED, UNANSWERED, Episode
+from agent.correlate.episode import UNACCEPTED, UNANSWERED, UNTAKEN, Episode
 from agent.correlate.outliers import bars
 from agent.correlate.served import READS
 from agent.correlate.thresholds import SECOND
@@ -168,7 +168,7 @@ SYMPTOM = Symptom(
     AnswerWatch,
     judge,
     inside=True,
-    alone=("max_ns", UNANSWERED),
+    alone=("max_ns", UNANSWERED, UNTAKEN),
     shared=True,
     tables={UNACCEPTED: "socket_queue"},
     measured={

@@ -5,9 +5,21 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from agent.resources.cgroups import read
-
 _TICK_NS = 10_000_000  # of /proc/PID/stat
+
+
+def read(path: str, most: int = 4096) -> str:
+    """The first ``most`` bytes of a kernel file; empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, most).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 class Stat(NamedTuple):
