@@ -18,6 +18,7 @@ import numpy.typing as npt
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.address import V4_MAPPED
+from agent.common.fairness import UpperBound
 from agent.queues.netlink import ESTABLISHED, LISTEN, TC_H_ROOT, progress, qdiscs, smoothed_rtts, tcp_sockets
 from agent.tables import TABLES
 
@@ -26,6 +27,15 @@ TABLE, RTT = TABLES["socket_queue"], TABLES["tcp_rtt"]
 MOST_OLDER = 4096
 #: While no TCP segment comes or goes and no queue holds anything, sockets are listed so often.
 REPEATED_NS = 5_000_000_000
+BOUNDS = (
+    UpperBound(
+        "rows",
+        "TCP connections that are older than the agent",
+        MOST_OLDER,
+        "they have no row of `tcp_rtt` at its start, but with their next segment",
+        "-",
+    ),
+)
 #: Fills columns of rows of TABLE in place.
 Name = Callable[[np.ndarray], None]
 
