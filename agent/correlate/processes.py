@@ -43,7 +43,7 @@ _RETURN_NS = 2 * SECOND  # a process that came back at once is seen at work with
 _KEPT_NS = 30 * SECOND
 _MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
 _KINDS = TABLES["process_event"].by_name["kind"].names
-_STOPPED = _KINDS.index("stopped")
+_STOPPED, _FROZEN = _KINDS.index("stopped"), _KINDS.index("frozen")
 _END_KINDS = of_codes(_KINDS.index(kind) for kind in ENDS)
 #: For each user but root: events of a second, and simultaneous subjects.
 _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
@@ -136,10 +136,14 @@ class ProcessWatch(Watch):
         return self.series.slot(key, second)
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
-        """Events of processes that matter, or terminations of their programs; of each user but root the last ones. A
-        stop without a signal is older than the agent: it explains who is kept waiting, and is no symptom by itself.
+        """Events of processes that matter, or terminations of their programs; of each user but root the last ones.
+
+        A stop without a signal, or of a process whose cgroup is frozen, is older than the agent: it explains who is
+        kept waiting, and is no symptom by itself.
         """
-        events = only(events, (events["kind"] != _STOPPED) | known(events["signal"]))
+        before = (events["kind"] == _STOPPED) & ~known(events["signal"])
+        before |= (events["kind"] == _FROZEN) & known(events["pid"])
+        events = only(events, ~before)
         mine, whole = among(events["pid"], self.members), ~known(events["pid"])
         if whole.any():
             mine |= whole & among(events["cgroup_id"], (m.cgroup for m in self.members.values()))

@@ -83,7 +83,7 @@ class Termination:
     @property
     def older(self) -> bool:
         """A stop that is older than the agent: it has lasted longer than is known."""
-        return self.kind == "stopped" and self.signal is None
+        return self.kind in STOPS and self.signal is None and not self.sender_comm
 
     @property
     def orderly(self) -> bool:
@@ -150,7 +150,8 @@ class Termination:
     def how(self) -> Words:
         """The signal and its sender, the exit status, or another reason."""
         if self.kind == "frozen":
-            return f"cgroup frozen by {self.sender}" if self.sender else "cgroup frozen"
+            before = " since before tickscope ran" if self.older else ""
+            return f"cgroup frozen by {self.sender}" if self.sender else f"cgroup frozen{before}"
         if self.kind == "oom_killed":
             return "out of memory"
         if self.kind == TRACED:
@@ -247,8 +248,9 @@ def of_namespace(events: np.ndarray) -> np.ndarray:
 def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Termination]:
     """Of processes, from events in order. cgroups: the cgroups of the processes, for events of whole cgroups."""
     events = of_namespace(events)
-    whole = ~known(events["pid"])
-    mine = np.isin(events["pid"], list(pids)) | (whole & np.isin(events["cgroup_id"], list(cgroups)))
+    whole, mine = ~known(events["pid"]), np.isin(events["pid"], list(pids))
+    before = events["cgroup_id"][mine & (events["kind"] == _KIND.code("frozen"))]
+    mine |= whole & np.isin(events["cgroup_id"], [*cgroups, *before.tolist()])
     found: list[Termination] = []
     for row in events[mine][-_MOST:]:
         kind = kind_of(row)
@@ -270,7 +272,8 @@ def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[
             continue
         for n, f in enumerate(found):
             over = kind in ENDS or (f.kind != TRACED and (kind == "thawed") == (f.kind == "frozen"))
-            if f.to_ns == ENDLESS_NS and over and pid in (None, f.pid):
+            its = pid == f.pid if pid is not None else row["cgroup_id"] == f.cgroup
+            if f.to_ns == ENDLESS_NS and over and its:
                 found[n] = replace(f, to_ns=int(row["t_ns"]))
         if kind in ENDS and pid is not None:
             end = of_row(

@@ -19,6 +19,7 @@ from agent.kernel.probe import Parts
 from agent.probes import process
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
+from tests.patience import until
 
 Attach = Callable[..., Attached]
 _TABLE = TABLES["process_event"]
@@ -164,25 +165,46 @@ def test_a_signal_that_a_program_takes_itself_stops_nothing(attach: Attach) -> N
     assert set(rows["pid"]) == {one.pid}
 
 
-@pytest.mark.skipif(UNIFIED is None, reason="no cgroup version 2 here")
-def test_a_frozen_cgroup_is_reported_with_who_froze_it(attach: Attach) -> None:
+@contextlib.contextmanager
+def to_freeze() -> Iterator[tuple[Path, int]]:
+    """A cgroup with a process."""
     assert UNIFIED is not None
-    attached, place = attach("process"), UNIFIED / f"ts-frozen-{os.getpid()}"
+    place = UNIFIED / f"ts-frozen-{os.getpid()}"
     place.mkdir()
     try:
         with sleepers(1) as (one,):
             (place / "cgroup.procs").write_text(str(one.pid))
-            for _ in range(3):
-                (place / "cgroup.freeze").write_text("1")
-                (place / "cgroup.freeze").write_text("0")
-            inode = place.stat().st_ino
-            rows = attached.wait("process_event", lambda r: r[r["cgroup_id"] == inode], lambda r: len(r) >= 6)
+            yield place, one.pid
+            (place / "cgroup.freeze").write_text("0")
     finally:
         for _ in range(50):
             with contextlib.suppress(OSError):
                 place.rmdir()
                 break
             time.sleep(0.1)
+
+
+@pytest.mark.skipif(UNIFIED is None, reason="no cgroup version 2 here")
+def test_what_is_frozen_before_is_one_row_without_a_sender(attach: Attach) -> None:
+    with to_freeze() as (place, pid):
+        (place / "cgroup.freeze").write_text("1")
+        until(lambda: "frozen 1" in (place / "cgroup.events").read_text())
+        attached = attach("process")
+        family = attached.loaded.families["process"]
+        attached.extra += process.setup(family, attached.source, None, None, Parts())
+        (row,) = reported(attached, [pid], 1)
+        assert (row["kind"], row["cgroup_id"], row["sender_comm"]) == (FROZEN, place.stat().st_ino, b"")
+
+
+@pytest.mark.skipif(UNIFIED is None, reason="no cgroup version 2 here")
+def test_a_frozen_cgroup_is_reported_with_who_froze_it(attach: Attach) -> None:
+    attached = attach("process")
+    with to_freeze() as (place, _):
+        for _ in range(3):
+            (place / "cgroup.freeze").write_text("1")
+            (place / "cgroup.freeze").write_text("0")
+        inode = place.stat().st_ino
+        rows = attached.wait("process_event", lambda r: r[r["cgroup_id"] == inode], lambda r: len(r) >= 6)
     assert rows["kind"].tolist() == [FROZEN, THAWED] * 3
     assert set(rows["sender_pid"]) == {os.getpid()}
     assert set(rows["pid"]) == {NULL_I64}

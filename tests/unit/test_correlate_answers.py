@@ -169,17 +169,21 @@ def test_who_accepts_connections_now_and_then_is_busy_only(answers_some: bool) -
     assert latest(run(host, 45)) == []
 
 
+@pytest.mark.parametrize("kind", ["stopped", "frozen"])
 @pytest.mark.parametrize(("goes_on", "clients"), [(False, 1), (True, 1), (False, 0)])
-def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool, clients: int) -> None:
+def test_a_server_that_was_stopped_before_the_agent_came(goes_on: bool, clients: int, kind: str) -> None:
     """Where nobody waits for it, it may be so on purpose; and a single client may be gone, if the server goes on."""
     host = Host()
-    host.add("process_event", at=0.5, **SHOP, proc_start_ns=START, kind="stopped", signal=NULL_I64)
-    if goes_on:
+    host.add("process_event", at=0.5, **SHOP, proc_start_ns=START, kind=kind, cgroup_id=7)
+    if goes_on and kind == "stopped":
         host.add("process_event", at=1.5, **SHOP, proc_start_ns=START, kind="continued", signal=18)
+    elif goes_on:
+        host.add("process_event", at=1.5, kind="thawed", cgroup_id=7)
     queued(host, 0, 15, clients)
     found = latest(run(host, 15))
     said = [(one["symptom"], one["cause"], one["cause_detail"]) for one in found]
-    assert said == ([] if goes_on or not clients else [("service_latency", "process_stopped", "before")])
+    how = "before" if kind == "stopped" else "frozen"
+    assert said == ([] if goes_on or not clients else [("service_latency", "process_stopped", how)])
     if said:
         assert "was stopped for at least" in str(found[0]["sentence"])
 
