@@ -165,7 +165,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.kernel import bpf
     from agent.kernel.loaded_families import Loading
     from agent.posix.signals import Signals
-    from agent.queues.older import names_of_older
+    from agent.queues.older import older_sockets
     from agent.service.reload import Reload
 
     without_masked_arrays()
@@ -175,7 +175,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
-    older = names_of_older()
+    older = older_sockets()
     load_credentials()
     kallsyms = kernel_symbols(config.probes.investigate != "off")
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
@@ -370,7 +370,7 @@ def _queues(poll_s: float, loaded: Loaded, older: Any) -> QueuePoller:
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
     owners = tcp.Listeners(loaded).name if tcp.LISTENERS in maps else None
     users = tcp.Connections(loaded).name if tcp.SOCKETS in maps else None
-    return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], poll_s)
+    return QueuePoller([SocketQueues(name_owners=owners, name_users=users, older=older)], poll_s)
 
 
 def _time_daemons(settings: NtpSettings, history: Any) -> TimeDaemons:

@@ -90,7 +90,10 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 		return;
 	}
 	if (receives && h->received != now && tcp_sample((void *)sk, s)) {
-		h->received = now;
+		if (s->sock.role != TCP_ROLE_SERVER || s->reads >= TCP_FIRST_READS)
+			h->received = now;
+		else
+			s->reads++;
 		tcp_serve((void *)sk, s, true, false);
 		sample = true;
 	}

@@ -6,6 +6,7 @@
  * socket; clear in softirqs. */
 
 #define TCP_RTT_BUCKETS 32
+#define TCP_FIRST_READS 8	/* of an accepted connection: all of them are sampled */
 
 struct tcp_rtt_key {
 	u64 id;
@@ -43,7 +44,7 @@ struct tcp_socket {
 	u8 asks;		/* an answer is outstanding */
 	u8 seen;
 	u8 frames;		/* it uses HTTP/2, without TLS */
-	u8 pad;
+	u8 reads;		/* that were sampled, up to TCP_FIRST_READS */
 	u32 charged_uid;		/* the user whose share it and its events use (tcp_charge_client) */
 	u32 measured;		/* when the segment of the last RACK round trip was sent, us, the low half */
 	struct proc proc;
@@ -165,8 +166,10 @@ static __always_inline void tcp_learn(const struct sock_ref *r, const struct pro
 			lose(LOST_tcp_shares);
 		else
 			tcp_listeners.update(&key, (struct proc *)p);
+#ifndef PIDNS_INUM
 	} else if (known->pid == 1) {
-		*known = *p;
+		tcp_listeners.update(&key, (struct proc *)p);
+#endif
 	} else if (!tcp_same(known, p)) {
 		u32 parent = 0;
 		GET(parent, PTR(current_task(), task_struct, real_parent), task_struct, tgid);

@@ -15,8 +15,8 @@ from agent.correlate.view import View
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-#: Columns that ``talking`` reads.
-READS = {"tcp_rtt": ("netns", "role", "peer", "samples")}
+#: Columns that these read.
+READS = {"tcp_rtt": ("netns", "role", "peer", "samples"), "socket_queue": ("netns", "kind", "queue", "peer")}
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
 _BEFORE_NS, _KNOWN_NS = 20 * SECOND, 3 * SECOND
 _STEADY, _LEAST, _SILENT = 0.6, 3.0, 0.2
@@ -41,19 +41,17 @@ class Client:
 
 
 def silent_before(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:
-    """The processes with connections to the server that are older than the agent, and on which nothing was sent since
+    """The processes with connections to the server that are older than the agent, and that have sent it nothing since
     it came. from_ns: when that was, to some seconds.
     """
-    rows = view.rings["tcp_rtt"].between(from_ns - _BEFORE_NS, to_ns)
-    rows = rows[(rows["role"] == _CLIENT) & (rows["peer"] == np.frombuffer(server, "V18")[0])]
-    rows = in_netns(rows, view.home)
+    talks = view.rings["tcp_rtt"].between(from_ns + _KNOWN_NS, to_ns)
+    active = np.unique(talks["pid"][talks["peer"] == np.frombuffer(server, "V18")[0]])
+    rows = in_netns(view.older_clients(server), view.home)
+    rows = rows[~np.isin(rows["pid"], active)]
     if not len(rows):
         return []
-    first, group = groups([rows["pid"], start_ticks(rows)])
-    last_ns = np.zeros(len(first), np.int64)
-    np.maximum.at(last_ns, group, rows["t_ns"])
-    silent = last_ns < from_ns + _KNOWN_NS
-    return [Client(int(rows["pid"][i]), text(rows["comm"][i]), 0.0, 0.0) for i in first[silent]]
+    first, _ = groups([rows["pid"], start_ticks(rows)])
+    return [Client(int(rows["pid"][i]), text(rows["comm"][i]), 0.0, 0.0) for i in first]
 
 
 def talking(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:

@@ -67,8 +67,8 @@ class Servers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def learn(self, rows: np.ndarray) -> None:
-        """Takes rows in time order."""
+    def learn(self, rows: np.ndarray, unused_ns: int = 0) -> None:
+        """Takes rows in time order. unused_ns: they replace only servers that were not seen for so long."""
         rows = pick(rows, (rows["pid"] > 0) & (rows["sport"] > 0))[::-1]  # the last one of each comes first
         if not len(rows):
             return
@@ -77,7 +77,10 @@ class Servers:
             rows, first, "t_ns", "netns", "saddr", "sport", "comm", "pid"
         ):
             server = text(comm), pid
-            before = self._known.pop((address, port, netns), None)
+            before = self._known.get((address, port, netns))
+            if before is not None and before[1] != server and t_ns - before[0] < unused_ns:
+                continue
+            self._known.pop((address, port, netns), None)
             if before is None or before[1] != server:
                 self.version += 1
                 self._displace((address, port, netns), before, server)

@@ -13,7 +13,7 @@ from agent.correlate import terminations
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain as answers
 from agent.correlate.consumption import consumption, polls_of
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import UNTAKEN, Episode, Verdict
 from agent.correlate.joint_terminations import joint_termination
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
@@ -187,6 +187,9 @@ def broker(episode: Episode, view: View) -> list[ScoredEvent]:
 
 def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
     """For a queue's broker, and for its clients."""
+    if episode.metric == UNTAKEN:
+        pids = {client.pid for client in consumption(episode, view).clients}
+        return [one for one in _during(episode, view, pids, SECOND, 0.985 * _SURE) if one.termination.older]
     at = episode.key[-1]
     assert isinstance(at, bytes)
     talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)

@@ -116,6 +116,8 @@ class QueueWatch(Watch):
         super().__init__(config)
         self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # the last part: the server that answered last
         self._cluster: dict[int, str] = {}
+        self.began = -1  # the first second of all
+        self.known_since: dict[int, int] = {}  # by slot, its first second
         self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll
         self.idle: dict[int, str] = {}  # and the consumer idle for longest
         self.polled = np.empty(0, np.int64)  # the slots that were polled in the second
@@ -129,6 +131,7 @@ class QueueWatch(Watch):
         slots = np.empty(0, np.int64)
         self.polled = self.fresh = slots
         self.removals = {}
+        self.began = second if self.began < 0 else self.began
         polls = rows["queue_lag"]
         self._note_failed_servers(polls, second)
         polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
@@ -139,6 +142,8 @@ class QueueWatch(Watch):
             slots = np.array([self._slot(second, *one) for one in columns_of(polls, last, *_NAMES)], np.int64)
             polls, slots = pick(polls, last[slots >= 0]), slots[slots >= 0]
             self.polled = slots
+            for slot in slots.tolist():
+                self.known_since.setdefault(slot, second)
             for slot, holder, idle_one in zip(
                 slots.tolist(), polls["holder"].tolist(), polls["idle_consumer"].tolist(), strict=True
             ):
@@ -218,6 +223,7 @@ class QueueWatch(Watch):
             if self.names.get(slot, ())[:4] != (system, destination, partition, group):
                 self.redelivered.pop(slot, None)  # of another queue, which had this place before
                 self._removed.pop(slot, None)
+                self.known_since.pop(slot, None)
             self.names[slot], self._cluster[slot] = (system, destination, partition, group, raw), text(cluster)
         return slot
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from agent.correlate.catalogue import Cause, Rule, causes
-from agent.correlate.episode import Episode, Evidence, Ranked, Verdict
+from agent.correlate.episode import UNTAKEN, Episode, Evidence, Ranked, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
 from agent.correlate.walk import further
 from agent.correlate.words import render
 from agent.tables import TABLES
 
+_HELD = ("process_stopped", "syscall")
 _LEAST = 0.3  # a verdict below this is no explanation
 #: Tables that have rows all the time, whatever happens, if they are recorded at all: by a column that they have.
 _STEADY = ("interval_ns", "poll_ns")
@@ -38,6 +39,8 @@ class Judge:
             verdicts = self._examine(episode, view)
             on_the_way: dict[int, None] = {}
             walked = further(episode, view, self._examine_node, verdicts, on_the_way)
+            if episode.metric == UNTAKEN:  # on purpose, unless a consumer cannot go on
+                walked = [verdict for verdict in walked if verdict.cause in _HELD]
             by_name = {cause.name: cause for cause in self._causes}
             verdicts = [v if v.score >= _LEAST else _no_explanation(v, by_name[v.cause], view) for v in walked]
             episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked), tuple(on_the_way))

@@ -24,7 +24,7 @@ from agent.correlate.spending import spending
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import LEAD_NS, NO_PEER, View, addresses
 from agent.correlate.waits import SYSCALLS, WAITING, covered_by, slow_decisions
-from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, timed_out
+from agent.correlate.wakers import ANY, REQUESTED, all_known, blamed, of_threads, through_last_waits, timed_out
 from agent.correlate.words import Words, text
 from agent.tables import TABLES
 
@@ -132,9 +132,12 @@ def _inside(
     rows = view.own(view.during("slow_syscall", episode, LEAD_NS if asked else SECOND), episode)
     rows = until(rows, int(requests["t_ns"].max(initial=0)))
     within_program = rows[blamed(rows) == episode.pid]
+    passed = np.zeros(len(rows), np.bool_)
     if episode.tids:
         rows = of_threads(rows, episode.tids, episode.pid)
-    rows, last = _ended(requests, rows, episode, view)
+    elif asked and readers:
+        rows, passed = through_last_waits(rows, episode.pid, frozenset(readers))
+    rows, last, passed = _ended(requests, rows, passed, episode, view)
     i, j = inside(requests, rows)
     begun = requests["t_ns"] - requests["duration_ns"]
     within = np.minimum(rows["duration_ns"][j], rows["t_ns"][j] - begun[i])
@@ -147,7 +150,7 @@ def _inside(
     waits = rows["kind"][j] == WAITING
     # What the thread that ended the waits had asked for itself may have begun before.
     late |= np.isin(rows["syscall"], [*REQUESTED])[j] & bool(episode.tids)
-    late = (late & ~np.isin(by[j], [*clients])) | last[j]
+    late = (late & (passed[j] | ~np.isin(by[j], [*clients]))) | last[j]
     # If one of them is the reason for a request, so are its like: how long their threads waited before is not known.
     called, of_any = by * _CALLS + np.unique(rows["syscall"], return_inverse=True)[1], np.isin(rows["syscall"], ANY)
     alike = np.isin(called[j], called[j[waits & late & long]]) & ~of_any[j]
@@ -163,15 +166,19 @@ def _inside(
     return rows[longest > 0], longest[longest > 0]
 
 
-def _ended(requests: np.ndarray, rows: np.ndarray, episode: Episode, view: View) -> tuple[np.ndarray, np.ndarray]:
-    """(those that another process ended, or nobody, as the program asked for the time; which of them are last waits)"""
+def _ended(
+    requests: np.ndarray, rows: np.ndarray, passed: np.ndarray, episode: Episode, view: View
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(those that another process ended, or nobody, as the program asked for the time; which of them are last waits;
+    which have passed through threads)
+    """
     by, timed, nobody = blamed(rows), np.isin(rows["syscall"], [*REQUESTED]), timed_out(rows)
     if nobody.any() and _alone(episode, view):
         timed |= nobody
     others = (by > 0) & (by != episode.pid)
     last = others & _last(requests, rows) if episode.tids else np.zeros(len(rows), np.bool_)
     counts = last | ((rows["peer"] == NO_PEER) & (timed | others))
-    return rows[counts], last[counts]
+    return rows[counts], last[counts], passed[counts]
 
 
 def _last(requests: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -26,16 +26,19 @@ from agent.tables import TABLES
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
-_SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_ACCEPT, _CONNECTION = (TABLES["socket_queue"].code("kind", name) for name in ("accept", "connection"))
 _RESOLVED = of_codes(TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
 _BROKEN = TABLES["tls_handshake"].code("result", "failed")
-_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 LEAD_NS = 200_000_000
 _CALLEES = 8  # servers of one process that are followed
 _STORMS = 16
 _BROKERS = 128  # and as many clients of them
+_OLDER = 4096  # connections
+_CHILDREN_NS = 30 * SECOND  # they have rows at least so often
+_UNUSED_NS = 10 * SECOND  # the listening process is not the one that serves, if it has workers
 _LONG_NS = 50_000_000  # that these spent in calls of one kind in a second
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
@@ -77,14 +80,15 @@ class View:
         self._brokers: dict[bytes, None] = {}  # that are polled; the last ones
         self._consumers: dict[int, None] = {}  # their clients, and children of these, the last ones
         self._listeners: dict[int, None] = {}  # processes for which connections waited, the last ones
-        self._children: dict[tuple[int, int], str] = {}  # (client or listener, child): comm; the last ones
+        self._children: dict[tuple[int, int], tuple[str, int]] = {}  # (client or listener, child): comm, last seen
+        self._older: list[np.ndarray] = []  # rows of connections to servers that are older than the agent
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
         self.servers = Servers(config.servers, config.server_age_ns)
         self.with_more_peers: set[int] = set()  # processes that had too many to consider them all, in this second
         self.home: int | None = None  # the agent's own network namespace
-        self._sums_ns = -1
+        self._sums_ns = self._newest_ns = -1
         self._shared: dict[tuple[object, int], object] = {}
 
     def once(self, work: Callable[[Episode, View], T], episode: Episode) -> T:
@@ -168,7 +172,7 @@ class View:
         listening = rows.get("socket_queue")
         if listening is not None:
             listening = only(listening, listening["kind"] == _ACCEPT)
-            self.servers.learn(listening)
+            self.servers.learn(listening, _UNUSED_NS)
             polled = listening["netns"][known(listening["netns"])]
             self.home = int(polled[-1]) if len(polled) else self.home
         decisions = rows.get("limiter_decision")
@@ -176,9 +180,21 @@ class View:
             with np.errstate(invalid="ignore"):
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
-    def children(self, pid: int) -> list[tuple[int, str]]:
-        """(pid, comm) of those of a broker's client, or of who listens where connections wait; the last ones first."""
-        return [(child, comm) for (parent, child), comm in reversed(self._children.items()) if parent == pid]
+    def children(self, pid: int, episode: Episode) -> list[tuple[int, str]]:
+        """(pid, comm) of those of a broker's client, or of who listens where connections wait, that were there in the
+        episode; the last ones first.
+        """
+        since_ns = min(episode.end_ns, self._newest_ns) - _CHILDREN_NS
+        return [
+            (child, comm)
+            for (parent, child), (comm, at_ns) in reversed(self._children.items())
+            if parent == pid and at_ns >= since_ns
+        ]
+
+    def older_clients(self, server: bytes) -> np.ndarray:
+        """Rows of ``socket_queue``: connections of processes to that server that are older than the agent."""
+        rows = np.concatenate(self._older) if self._older else np.empty(0, self._forms["socket_queue"])
+        return to_peer(rows, server)
 
     def _learn(
         self,
@@ -199,13 +215,18 @@ class View:
         if queues is not None:
             waits = (queues["kind"] == _ACCEPT) & (queues["queue"] > 0) & (queues["pid"] > 0)
             _note(self._listeners, np.unique(queues["pid"][waits]).tolist())
+            older = (queues["kind"] == _CONNECTION) & (queues["queue"] == 0) & (queues["pid"] > 0)
+            if older.any() and sum(map(len, self._older)) < _OLDER:
+                self._older.append(pick(queues, older))
         if uses is not None and (self._consumers or self._listeners):
             works = among(uses["parent_pid"], self._consumers)
             _note(self._consumers, uses["pid"][works].tolist())
             its = uses[works | among(uses["parent_pid"], self._listeners)]
             for row in its:
-                self._children.pop((int(row["parent_pid"]), int(row["pid"])), None)
-                self._children[int(row["parent_pid"]), int(row["pid"])] = row["comm"].decode("utf-8", "replace")
+                key, comm = (int(row["parent_pid"]), int(row["pid"])), row["comm"].decode("utf-8", "replace")
+                self._children.pop(key, None)
+                self._children[key] = comm, int(row["t_ns"])
+                self._newest_ns = max(self._newest_ns, int(row["t_ns"]))
             while len(self._children) > _BROKERS:
                 del self._children[next(iter(self._children))]
 

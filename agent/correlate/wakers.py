@@ -15,6 +15,9 @@ ANY = (b"epoll_wait", b"epoll_pwait", b"epoll_pwait2", b"poll", b"ppoll", b"sele
 _ENDS = (b"pipe", b"socket", b"char device", b"eventfd", b"fuse")
 _SLOW = TABLES["slow_syscall"].code("kind", "slow")
 _THREADS = 4  # of one program that wait for each other
+#: Threads that wait for one lock in turn; of a wait, from which the last wait of who ended it counts.
+_CHAIN, _HELD = 16, 0.5
+_AGAIN_NS = 10_000_000  # from a time-out to the next call
 _SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
 
 
@@ -48,11 +51,58 @@ def of_threads(rows: np.ndarray, tids: frozenset[int], pid: int | None) -> np.nd
     return np.asarray(rows[np.isin(rows["tid"], [*tids])])
 
 
+def through_last_waits(rows: np.ndarray, pid: int | None, tids: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(a copy of the rows, which of them were changed): a call of one of these threads that another thread of the
+    process ended (it let go of a lock) has the end of that thread's own last wait, if that took half of the time. Of
+    several threads that woke one another the first one's counts. A lock may be held by a session whose client is idle.
+    Calls that run into their time-out and are made again are one wait.
+    """
+    passed = np.zeros(len(rows), np.bool_)
+    own = (rows["waker_pid"] == pid) & (rows["waker_tid"] > 0) & (rows["kind"] != _SLOW)
+    own &= ~np.isin(rows["syscall"], [*ANY, *REQUESTED])
+    calls = rows.copy()
+    for i in np.flatnonzero(own & np.isin(rows["tid"], [*tids])).tolist():
+        begun, t_ns = _since(rows, i), int(rows["t_ns"][i])
+        calls["duration_ns"][i] = t_ns - begun
+        at, tried = i, {int(rows["tid"][i])}
+        while own[at] and int(rows["waker_tid"][at]) not in tried and len(tried) < _CHAIN:
+            tried.add(int(rows["waker_tid"][at]))
+            soonest = int(rows["t_ns"][at]) - max(int(rows["waker_awake_ns"][at]), 0) - _SOON_NS
+            near = (
+                (rows["tid"] == rows["waker_tid"][at]) & (rows["t_ns"] <= rows["t_ns"][at]) & (rows["t_ns"] >= soonest)
+            )
+            if not near.any():
+                break
+            last = int(np.flatnonzero(near)[np.argmax(rows["t_ns"][near])])
+            if rows["t_ns"][last] - max(begun, _since(rows, last)) < _HELD * (t_ns - begun):
+                break
+            at = last
+        if at != i and (rows["waker_pid"][at] > 0 or rows["syscall"][at] in REQUESTED) and not own[at]:
+            passed[i] = True
+            for name in ("waker_pid", "waker_comm", "waker_tid"):
+                calls[name][i] = rows[name][at]
+            if rows["syscall"][at] in REQUESTED:
+                calls["syscall"][i] = rows["syscall"][at]
+    return calls, passed
+
+
+def _since(rows: np.ndarray, at: int) -> int:
+    """When that call began, or the first of those that its thread made before, each until a time-out."""
+    begun = int(rows["t_ns"][at] - rows["duration_ns"][at])
+    same = (rows["tid"] == rows["tid"][at]) & (rows["syscall"] == rows["syscall"][at]) & (rows["waker_pid"] <= 0)
+    same &= rows["t_ns"] <= begun
+    for t_ns, took in sorted(zip(rows["t_ns"][same].tolist(), rows["duration_ns"][same].tolist(), strict=True))[::-1]:
+        if begun - t_ns > _AGAIN_NS:
+            break
+        begun = t_ns - took
+    return begun
+
+
 def through_threads(rows: np.ndarray) -> np.ndarray:
     """With the process that woke the first of several threads of a process in the same call, where each woke the next:
     a pipe's reader wakes one writer only.
     """
-    passed = (rows["waker_pid"] == rows["pid"]) & (rows["pid"] > 0)
+    passed = (rows["waker_pid"] == rows["pid"]) & (rows["pid"] > 0) & (rows["fd_type"] != b"")
     if not passed.any():
         return rows
     _, group = groups([rows[name] for name in ("pid", "syscall", "fd_type")])

@@ -24,8 +24,7 @@ ESTABLISHED, LISTEN = 1, 10
 STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
 _INFO, _SKMEMINFO, _CGROUP_ID = 2, 7, 21  # INET_DIAG_INFO; INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
 _BYTECODE, _JMP, _S_EQ, _D_EQ = 1, 1, 11, 12  # INET_DIAG_REQ_BYTECODE; INET_DIAG_BC_*
-#: Offsets in struct tcp_info: of tcpi_bytes_acked and tcpi_rwnd_limited, and of tcpi_rtt.
-_TCP_INFO, _RTT = (120, 176), 68
+_TCP_INFO = 120, 176  #: Offsets of tcpi_bytes_acked and tcpi_rwnd_limited in struct tcp_info.
 _SK_MEMINFO_DROPS = 8 * 4  # Offset of sk_drops in the u32 array of INET_DIAG_SKMEMINFO.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
@@ -64,17 +63,6 @@ class Qdisc(NamedTuple):
     drops: int
 
 
-def smoothed_rtts() -> dict[int, int]:
-    """By cookie, the smoothed round-trip times in us of the established TCP connections of this network namespace; -1
-    where the kernel gives none. Raises OSError.
-    """
-    request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_INFO - 1), 1 << ESTABLISHED, 0)
-    found: dict[int, int] = {}
-    for cookies, values in _infos(request, "<u4", _RTT):
-        found.update(zip(cookies.tolist(), values[:, 0].tolist(), strict=True))
-    return found
-
-
 def tcp_sockets() -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All TCP sockets of this network namespace in STATES, their cgroup ids and their drops (-1 if the kernel gives
     none).
@@ -109,19 +97,14 @@ def progress(sockets: np.ndarray) -> npt.NDArray[np.int64]:
         + struct.pack("=HH", 4 + len(only), _BYTECODE)
         + only
     )
-    for cookies, values in _infos(request, "<i8", *_TCP_INFO):
-        for cookie, its in zip(cookies, values, strict=True):
-            found[sockets["cookie"] == cookie] = its
-    return found
-
-
-def _infos(request: bytes, dtype: str, *at: int) -> Iterator[tuple[np.ndarray, npt.NDArray[np.int64]]]:
-    """Cookies, and the numbers at these bytes of struct tcp_info, shape (n, len(at)), of a dump's sockets."""
     for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request):
         starts = _starts(chunk)
         data = np.frombuffer(chunk, np.uint8)
-        messages = data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0]
-        yield messages["cookie"], np.stack([_values(chunk, data, starts, _INFO, one, dtype) for one in at], axis=1)
+        cookies = data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0]["cookie"]
+        values = np.stack([_values(chunk, data, starts, _INFO, at, "<i8") for at in _TCP_INFO], axis=1)
+        for cookie, its in zip(cookies, values, strict=True):
+            found[sockets["cookie"] == cookie] = its
+    return found
 
 
 def _ports(sockets: np.ndarray) -> bytes:

@@ -5,28 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from agent.columns import NULL_I64
-from agent.common.process_stat import stat
-from agent.limiters.intake import Identity, process_identity
+from agent.common.process_stat import Stat, is_it, stat
+from agent.limiters.intake import process_identity
 from agent.log import log_message
 from agent.queues.netlink import tcp_sockets
 
 #: Time limit of the walk at start.
 LIMIT_S = 0.5
+_MANAGER = "systemd"
 
 
 class OlderSockets:
     """Names processes by a socket's cookie, which is never reused.
 
-    A socket that a process and some that it started hold belongs to the former (the master of a server's workers); one
-    that others hold, too, has no owner here. Process 1 holds sockets for services and is no owner beside them.
+    A socket that is held by a process and by some that it started belongs to the former (the master of a server's
+    workers). A socket that is held by others, too, has no owner here. A service manager holds sockets for its services,
+    and owns none that a service holds.
 
     Call as root when the BPF programs run already: they record later sockets. The walk ends after ``limit_s``; a log
-    message says that the remaining sockets have no process. Raises OSError where the kernel refuses to list sockets.
+    message says that the remaining sockets have no process, and shared ones have none. Raises OSError where the kernel
+    refuses to list sockets.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -39,32 +42,35 @@ class OlderSockets:
                 f"tickscope: too many processes to scan in {limit_s} s: queues of some older connections will have"
                 " no process"
             )
-        self._owners = {
-            cookie: (pid, process_identity(pid).start_ns)
-            for cookie, pids in found.items()
-            if (pid := _eldest(pids)) is not None
-        }
+        shared = {pids: _eldest(pids) if complete else None for pids in map(frozenset, found.values()) if len(pids) > 1}
+        owners = {cookie: shared.get(frozenset(pids), next(iter(pids))) for cookie, pids in found.items()}
+        starts = {pid: process_identity(pid).start_ns for pid in {*owners.values()} if pid is not None}
+        self._owners = {cookie: (pid, starts[pid]) for cookie, pid in owners.items() if pid is not None}
+
+    @property
+    def cookies(self) -> npt.NDArray[np.uint64]:
+        return np.array([*self._owners], np.uint64)
 
     def name(self, rows: np.ndarray) -> None:
         """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, if that process still
         runs.
         """
-        now: dict[int, Identity] = {}
+        now: dict[int, Stat | None] = {}
         for i in np.flatnonzero(rows["pid"] == NULL_I64).tolist():
-            owner = self._owners.get(int(rows["sock_id"][i]))
-            if owner is None:
+            pid, start_ns = self._owners.get(int(rows["sock_id"][i]), (0, NULL_I64))
+            if start_ns == NULL_I64:
                 continue
-            identity = now.get(owner[0]) or now.setdefault(owner[0], process_identity(owner[0]))
-            if identity.start_ns == owner[1] != NULL_I64:
-                rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = owner[0], identity.start_ns, identity.comm
+            if pid not in now:
+                now[pid] = stat(pid)
+            its = now[pid]
+            if its is not None and is_it(its, start_ns):
+                rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = pid, start_ns, os.fsencode(its.comm)
 
 
-def _eldest(pids: set[int]) -> int | None:
-    """The process among them of which all others are descendants; None if there is none."""
-    if len(pids) == 1:
-        return next(iter(pids))
-    pids = pids - {1}
-    first = [pid for pid in pids if (its := stat(pid)) is not None and its.parent not in pids]
+def _eldest(pids: frozenset[int]) -> int | None:
+    """The process among them that started all others, or their parents; None if there is none."""
+    stats = {pid: its for pid in pids if (its := stat(pid)) is not None and its.comm != _MANAGER}
+    first = [pid for pid, its in stats.items() if its.parent not in stats]
     return first[0] if len(first) == 1 else None
 
 
@@ -92,12 +98,10 @@ def _walk(keys: dict[int, int], found: dict[int, set[int]], end: float) -> bool:
     return True
 
 
-def names_of_older() -> Callable[[np.ndarray], None] | None:
-    """A function that names the owners of sockets older than the BPF programs; None if sockets cannot be listed. Needs
-    root.
-    """
+def older_sockets() -> OlderSockets | None:
+    """None if sockets cannot be listed. Needs root."""
     try:
-        return OlderSockets().name
+        return OlderSockets()
     except OSError as error:
         log_message(
             f"tickscope: cannot list existing sockets ({error.strerror}): queues of older connections will"

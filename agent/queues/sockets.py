@@ -19,20 +19,21 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.address import V4_MAPPED
 from agent.common.fairness import UpperBound
-from agent.queues.netlink import ESTABLISHED, LISTEN, TC_H_ROOT, progress, qdiscs, smoothed_rtts, tcp_sockets
+from agent.queues.netlink import ESTABLISHED, LISTEN, TC_H_ROOT, progress, qdiscs, tcp_sockets
+from agent.queues.older import OlderSockets
 from agent.tables import TABLES
 
-TABLE, RTT = TABLES["socket_queue"], TABLES["tcp_rtt"]
-#: Connections that are older than the agent and have rows of ``tcp_rtt`` at its start.
+TABLE = TABLES["socket_queue"]
+#: Connections to servers that are older than the agent and have rows at its start.
 MOST_OLDER = 4096
 #: While no TCP segment comes or goes and no queue holds anything, sockets are listed so often.
 REPEATED_NS = 5_000_000_000
 BOUNDS = (
     UpperBound(
         "rows",
-        "TCP connections that are older than the agent",
+        "TCP clients that are older than the agent",
         MOST_OLDER,
-        "they have no row of `tcp_rtt` at its start, but with their next segment",
+        "a client that is silent is not known to be one",
         "-",
     ),
 )
@@ -51,12 +52,13 @@ class SocketQueues:
       shut_ns are read for each of them.
     - qdisc: a device's root discipline. queue in packets, send_q_bytes is its backlog, drops.
 
-    The first poll adds ``established(name_older)``: who is connected to whom is known before the next segment.
+    The first poll has a row of each older connection to a server, too, with empty queues: who is connected to whom is
+    known before the next segment.
 
     max_listeners bounds the accept rows; sockets with waiting connections come first. name_owners and name_users fill
-    in the process that listens or that uses a connection (both agent.probes.tcp); name_older does both for older
-    sockets (agent.queues.older), for listeners first, since it knows all that hold them. None if there is no such
-    function.
+    in the process that listens or that uses a connection (both agent.probes.tcp); older does both for older sockets
+    (agent.queues.older), and comes first for listeners, since it knows all processes that hold them. None if there is
+    no such function.
 
     To list the sockets, the kernel walks a table of hundreds of thousands of buckets, 5 ms of processor time. While all
     queues are empty and no segment is sent or received, no queue can fill, and the last rows are repeated.
@@ -71,18 +73,19 @@ class SocketQueues:
         max_listeners: int = 256,
         name_owners: Name | None = None,
         name_users: Name | None = None,
-        name_older: Name | None = None,
+        older: OlderSockets | None = None,
     ) -> None:
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
+        of_older = older.name if older is not None else None
         self._names = [
             (name, which)
-            for name, which in ((name_older, (0,)), (name_owners, (0,)), (name_users, (1,)), (name_older, (1,)))
+            for name, which in ((of_older, (0,)), (name_owners, (0,)), (name_users, (1,)), (of_older, (1,)))
             if name is not None
         ]
         self._netns = os.stat("/proc/self/ns/net").st_ino
         self._segments = self._listed_ns = 0
         self._empty: np.ndarray | None = None  # the rows of the last list, if all queues were empty
-        self._older = name_older  # until their connections have rows
+        self._older = older  # until their connections have rows
 
     def poll(self) -> list[Batch]:
         """Raises OSError if the kernel refuses the dump."""
@@ -93,8 +96,7 @@ class SocketQueues:
             self._listed_ns, rows = t_ns, self._list()
         rows = np.concatenate([rows, _devices()])
         rows["t_ns"], rows["netns"] = t_ns, self._netns
-        older, self._older = self._older, None
-        return [Batch(TABLE.name, rows), *([Batch(RTT.name, established(older))] if older is not None else [])]
+        return [Batch(TABLE.name, rows)]
 
     def _list(self) -> np.ndarray:
         """Listening sockets and backed-up connections, without a time."""
@@ -116,6 +118,26 @@ class SocketQueues:
                 name(batches[i])
         rows = np.concatenate(batches)
         self._empty = None if backlog.any() or rows["queue"].any() else rows
+        if self._older is not None:
+            rows = np.concatenate([rows, self._of_older(sockets, cgroups, backed_up, listening)])
+        return rows
+
+    def _of_older(
+        self,
+        sockets: np.ndarray,
+        cgroups: npt.NDArray[np.int64],
+        backed_up: npt.NDArray[np.int64],
+        listening: npt.NDArray[np.bool_],
+    ) -> np.ndarray:
+        assert self._older is not None
+        known = np.isin(sockets["cookie"], self._older.cookies)
+        known &= ~np.isin(sockets["sport"], sockets["sport"][listening])
+        known[backed_up] = False
+        some = np.flatnonzero(known & (sockets["state"] == ESTABLISHED))[:MOST_OLDER]
+        rows = _between(sockets[some], cgroups[some], sockets["sport"][listening])
+        rows["queue"] = rows["recv_q_bytes"] = rows["send_q_bytes"] = 0
+        self._older.name(rows)
+        self._older = None
         return rows
 
     def close(self) -> None:
@@ -146,24 +168,6 @@ class SocketQueues:
         rows["acked_bytes"] = np.where(moved[:, 0] < 0, NULL_I64, moved[:, 0])
         rows["shut_ns"] = np.where(moved[:, 1] < 0, NULL_I64, moved[:, 1] * 1000)
         return rows
-
-
-def established(name_older: Name) -> np.ndarray:
-    """Rows of ``tcp_rtt`` of the connections of processes that name_older knows, with their smoothed round-trip times
-    and no samples. Shape (n,), n at most MOST_OLDER. Raises OSError.
-    """
-    sockets, cgroups, _ = tcp_sockets()
-    some = np.flatnonzero(sockets["state"] == ESTABLISHED)[:MOST_OLDER]
-    rows = _between(sockets[some], cgroups[some], sockets["sport"][sockets["state"] == LISTEN])
-    name_older(rows)
-    rows = rows[rows["pid"] != NULL_I64]
-    out, rtts = RTT.empty(len(rows)), smoothed_rtts()
-    for column in RTT.by_name.keys() & TABLE.by_name.keys():
-        out[column] = rows[column]
-    out["t_ns"], out["netns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME), os.stat("/proc/self/ns/net").st_ino
-    out["srtt_us"] = [us if (us := rtts.get(cookie, -1)) >= 0 else NULL_I64 for cookie in rows["sock_id"].tolist()]
-    out["samples"] = 0
-    return out
 
 
 def _between(sockets: np.ndarray, cgroups: npt.NDArray[np.int64], listening: npt.NDArray[np.int64]) -> np.ndarray:

@@ -24,7 +24,7 @@ from agent.resources.limits import CgroupLimits, Used
 from agent.tables import TABLES
 
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
-POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
+POLL_NS, AGAIN_NS, FORGET_NS, WORKS_NS = 500_000_000, 10_000_000_000, 600_000_000_000, 120_000_000_000
 MOST, CHILDREN = 64, 8
 #: For docs/limits.md.
 BOUNDS = (
@@ -52,8 +52,8 @@ _POLLER = b"tickscope-poll"
 @dataclass
 class Watched:
     """One process. cgroup: the last text of its cgroup file. reported: by kind, (time of the last row, its numbers).
-    ran: (user, kernel) CPU time since it started, ns. has_workers: maybe its children work for it, as those of a
-    broker's client, or of a process for which connections wait; child: of such one.
+    ran: (user, kernel) CPU time since it started, ns. works_ns: when its children were last known to work for it, as
+    those of a broker's client, or of a process for which connections wait; child: of such one.
     """
 
     pid: int
@@ -68,7 +68,7 @@ class Watched:
     pids: tuple[str, ...] = ()
     faults: int = -1
     ran: tuple[int, int] | None = None
-    has_workers: bool = False
+    works_ns: int = -WORKS_NS
     child: bool = False
     reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
 
@@ -120,12 +120,13 @@ class Resources(Pending):
         elif batch.table == "socket_queue":
             which &= rows["kind"] == _ACCEPT
             works = rows["queue"] > 0
+        works = np.isin(rows["pid"], rows["pid"][which & works])
         which = np.flatnonzero(which)
         who = zip(which.tolist(), rows["pid"][which].tolist(), rows["proc_start_ns"][which].tolist(), strict=True)
         for at, pid, start_ns in {pid: (at, pid, start_ns) for at, pid, start_ns in who}.values():
             one = self._seen(pid, start_ns, bytes(rows["comm"][at]), now_ns)
-            if one is not None:
-                one.has_workers |= bool(works[at])
+            if one is not None and works[at]:
+                one.works_ns = now_ns
 
     def _seen(self, pid: int, start_ns: int, comm: bytes, now_ns: int) -> Watched | None:
         """The process, which is watched from now on, if there is a place for it."""
@@ -139,7 +140,7 @@ class Resources(Pending):
 
     def _see_children(self, now_ns: int) -> None:
         """Consumers, and servers for which connections wait, may have children that do the work (Celery, nginx)."""
-        for one in [one for one in self.watched.values() if one.has_workers]:
+        for one in [one for one in self.watched.values() if one.works_ns > now_ns - WORKS_NS]:
             for pid in process_stat.children(one.pid)[:CHILDREN]:
                 stat = process_stat.stat(pid)
                 if stat is not None and stat.state not in "ZX":

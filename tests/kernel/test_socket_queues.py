@@ -19,7 +19,7 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.common.address import with_port
+from agent.common.address import peer_of, with_port
 from agent.lab.stage.netns import Namespace
 from agent.probes.tcp import Connections, Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
@@ -39,7 +39,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 
 
 def rows_of(kind: str, queues: SocketQueues | None = None) -> np.ndarray:
-    batch, *_ = (queues or SocketQueues(max_listeners=4096)).poll()
+    (batch,) = (queues or SocketQueues(max_listeners=4096)).poll()
     assert batch.table == "socket_queue"
     rows: np.ndarray = batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]
     return rows
@@ -438,20 +438,34 @@ def test_connections_that_are_older_than_the_agent(attach: Callable[..., Attache
     with backed_up(24, first=True) as (port, server, client):
         attached = attach("tcp")
         older = OlderSockets()
-        queues = SocketQueues(
-            threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name, name_older=older.name
-        )
+        queues = SocketQueues(threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name, older=older)
         assert owners_of(queues, port) == ([client] * 24, [server] * 24)
         os.kill(server, 9)
         os.waitpid(server, 0)
         assert server not in rows_of("connection", queues)["pid"]
 
 
+def test_connections_to_servers_that_are_older_than_the_agent_have_a_row_at_its_start() -> None:
+    """Though nothing is sent; the server's ends have none."""
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as one, mine.accept()[0]:
+            queues = SocketQueues(max_listeners=4096, older=OlderSockets())
+            for n in (1, 0):
+                rows = rows_of("connection", queues)
+                rows = rows[(rows["dport"] == port) | (rows["sport"] == port)]
+                assert rows["pid"].tolist() == [os.getpid()] * n
+                assert rows["sport"].tolist() == [one.getsockname()[1]] * n
+                assert rows["queue"].tolist() == [0] * n
+                assert set(rows["role"].tolist()) <= {TABLE.code("role", "client")}
+                assert rows["peer"].tolist() == [peer_of(f"127.0.0.1:{port}")] * n
+
+
 def test_a_socket_that_several_processes_hold_belongs_to_the_one_that_started_the_others() -> None:
     """None of two that hold it is an ancestor of the other one: it has no owner then."""
 
     def owner() -> list[int]:
-        rows = rows_of("accept", SocketQueues(max_listeners=4096, name_older=OlderSockets().name))
+        rows = rows_of("accept", SocketQueues(max_listeners=4096, older=OlderSockets()))
         pids: list[int] = rows["pid"][rows["sport"] == port].tolist()
         return pids
 

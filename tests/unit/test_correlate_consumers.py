@@ -179,18 +179,35 @@ def untaken(client: bool = True, consumers: int = 1) -> Host:
     its = {"status": b"stalled", "pending": 0, "oldest_pending_s": np.nan}
     host.queue(0, 20, lag=100 + seconds * 40, age=3.0 + seconds, incoming=40, out=0, consumers=consumers, **its)
     if client:
-        ends = {"role": "client", "peer": PEER, "samples": 0, "srtt_us": 40, "proc_start_ns": T0 - 60 * S}
-        host.add("tcp_rtt", at=0.3, **WORKER, **ends)
+        ends = {"kind": "connection", "role": "client", "peer": PEER, "queue": 0, "proc_start_ns": T0 - 60 * S}
+        host.add("socket_queue", at=0.3, **WORKER, **ends)
     return host
 
 
-@pytest.mark.parametrize(("client", "consumers"), [(True, 1), (False, 1), (True, 0)])
-def test_a_consumer_that_was_stopped_before_the_agent_came(client: bool, consumers: int) -> None:
-    """No message may be taken on purpose, so it is reported with a known cause only; and where there are consumers."""
+@pytest.mark.parametrize(
+    ("client", "consumers", "active"), [(True, 1, False), (False, 1, False), (True, 0, False), (True, 1, True)]
+)
+def test_a_consumer_that_was_stopped_before_the_agent_came(client: bool, consumers: int, active: bool) -> None:
+    """No message may be taken on purpose, so it is reported with a known cause only; and where there are consumers. Who
+    still talks to the broker was not stopped.
+    """
     host = untaken(client, consumers)
+    if active:
+        host.rtt(5, 20, to=PEER, pid=502)
     host.add("process_event", at=0.2, **WORKER, proc_start_ns=T0 - 60 * S, kind="stopped", signal=NULL_I64)
     said = [(one["symptom"], one["cause"], one["culprit_pid"]) for one in latest(run(host, 20))]
-    assert said == ([("queue_lag", "process_stopped", 502)] if client and consumers else [])
+    assert said == ([("queue_lag", "process_stopped", 502)] if client and consumers and not active else [])
+
+
+@pytest.mark.parametrize("event", ["killed", "waits for a server"])
+def test_what_else_a_silent_client_does_explains_no_queue_of_which_nothing_is_taken(event: str) -> None:
+    host, its = untaken(), {**WORKER, "proc_start_ns": T0 - 60 * S}
+    if event == "waits for a server":
+        wait = {"kind": "waiting", "syscall": b"recvfrom", "fd_type": b"socket", "peer": peer("10.0.0.7", 443)}
+        so_far(host, -10, 20, **wait, proc_start_ns=T0 - 60 * S)
+    else:
+        host.add("process_event", at=4.2, **its, kind="killed", signal=9)
+    assert [one for one in latest(run(host, 20)) if one["symptom"] == "queue_lag"] == []
 
 
 @pytest.mark.parametrize("locked", [True, False])

@@ -169,6 +169,42 @@ def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks
     assert f"postgres pid {HOLDER_PID}" in one["via"]
 
 
+@pytest.mark.parametrize("times_out", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_client_that_is_idle_in_a_transaction_of_a_server_of_many_threads(threads: int, times_out: bool) -> None:
+    """As MariaDB's: a thread for each session; each that got the lock lets the next one go on. A thread may wait again
+    and again for a time (for locks on tables).
+    """
+    host, own = chain(), {"pid": DB_PID, "comm": b"mariadbd"}
+    futex = {"kind": "waiting", "syscall": b"futex"}
+    for n in range(threads):
+        its = {**own, "tid": DB_PID + n}
+        waker = {"waker_pid": DB_PID, "waker_comm": b"mariadbd", "waker_awake_ns": 9 * MS}
+        if times_out:
+            for second in (31, 32):
+                nobody = {"waker_pid": NULL_I64, "waker_tid": NULL_I64}
+                asleep(host, its, second + 0.05 - n / 100, **futex, duration_ns=1000 * MS, **nobody)
+        took = (900 if times_out else 2900) * MS
+        asleep(host, its, 32.95 - n / 100, **futex, duration_ns=took, **waker, waker_tid=DB_PID + n + 1)
+    client = {"waker_pid": 866, "waker_comm": b"mariadb", "waker_tid": 866}
+    its = {**own, "tid": DB_PID + threads, "peer": peer("127.0.0.1", 51515)}
+    asleep(host, its, 32.94 - threads / 100, kind="waiting", syscall=b"poll", duration_ns=4200 * MS, **client)
+    host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"mariadb", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
+    (one,) = found(host)
+    assert (one["cause"], one["culprit_pid"]) == ("process_wait", 866), one["sentence"]
+
+
+def test_threads_that_get_work_from_clients_wait_for_no_lock() -> None:
+    """A thread of a pool that took another request: the one that hands out work gave it that, when a client sent it."""
+    host, own = chain(), {"pid": DB_PID, "comm": b"mariadbd"}
+    waker = {"waker_pid": DB_PID, "waker_comm": b"mariadbd", "waker_tid": DB_PID + 9, "waker_awake_ns": 1 * MS}
+    asleep(host, {**own, "tid": DB_PID + 1}, 32.95, kind="waiting", syscall=b"futex", duration_ns=2900 * MS, **waker)
+    client = {"waker_pid": 866, "waker_comm": b"mariadb", "waker_tid": 866, "duration_ns": 2800 * MS}
+    asleep(host, {**own, "tid": DB_PID + 9}, 32.949, kind="waiting", syscall=b"poll", **client)
+    host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"mariadb", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
+    assert 866 not in [one["culprit_pid"] for one in found(host)]
+
+
 def test_what_happened_to_the_holder_is_the_cause() -> None:
     host = chain()
     asleep(host, SESSION, **LATCH, **HOLDER)

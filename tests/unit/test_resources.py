@@ -167,6 +167,9 @@ def test_who_ended_is_watched_no_more_and_a_later_process_of_its_number_never(ch
     assert not polled.watched
 
 
+_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+
+
 def test_a_client_of_a_polled_broker_and_its_children_are_watched(child: subprocess.Popen[str]) -> None:
     """Those that do the work of a consumer may talk to nobody (Celery)."""
     polled, broker = Resources(), peer_of("127.0.0.1:6379")
@@ -186,6 +189,20 @@ def test_a_client_of_a_polled_broker_and_its_children_are_watched(child: subproc
     (used,) = [batch.rows for batch in batches if batch.table == "cpu_use"]
     (row,) = used[used["pid"] == child.pid]
     assert (row["parent_pid"], row["comm"]) == (os.getpid(), its.comm.encode())
+
+
+def test_the_children_of_a_server_for_which_connections_wait_are_watched(child: subprocess.Popen[str]) -> None:
+    """At one of its sockets; for some time."""
+    polled, mine = Resources(), process_stat.stat(os.getpid())
+    assert mine is not None
+    polled._own = 1
+    server = {"pid": os.getpid(), "proc_start_ns": mine.start_tick * 10_000_000, "kind": _ACCEPT}
+    list(polled(make("socket_queue", 1, queue=0, **server), 1))
+    list(polled.drain(AGAIN_NS))
+    assert child.pid not in {key[0] for key in polled.watched}
+    list(polled(make("socket_queue", 2, queue=np.array([3, 0]), **server), AGAIN_NS))
+    list(polled.drain(2 * AGAIN_NS))
+    assert child.pid in {key[0] for key in polled.watched}
 
 
 def test_only_so_many_are_watched() -> None:

@@ -30,7 +30,7 @@ def waited(episode: Episode, view: View) -> Iterator[Waited]:
     assert isinstance(broker, bytes)
     for client in less or clients:
         sure = _SURE if less else _OTHER
-        for pid, comm in ((client.pid, client.comm), *view.children(client.pid)):
+        for pid, comm in ((client.pid, client.comm), *view.children(client.pid, episode)):
             yield Waited(pid, comm, 1.0, sure, NOT_ASKED, episode.scope, spans=spans, idle_at=broker)
 
 

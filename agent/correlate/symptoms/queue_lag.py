@@ -27,7 +27,8 @@ _AGES = (("age_s", "lag"), ("pending_s", "pending"))
 #: A consumer that is served at random misses so many messages in a row once in 10^8 times.
 _TURNS, _IDLE = 20.0, 10.0
 _ALIKE_NS = 10 * SECOND  # if the waits of two messages began within this time, they have one cause
-_UNTAKEN_S, _KNOWN_S = 5, 120  # no message taken for so long since the queue is known, which is at most so long
+#: No message was taken for so long since a queue is known, which is at most so long; and since so soon after the start.
+_UNTAKEN_S, _KNOWN_S, _AT_START_S = 10, 120, 20
 _FLOOD = 3.0  # times the maximum that arrived in any remembered second
 
 
@@ -64,14 +65,16 @@ def _late(watch: QueueWatch, second: Second) -> None:
 
 
 def _untaken(watch: QueueWatch, second: Second) -> None:
-    """Queues with consumers of which no message was taken as far back as is known, while messages arrived."""
+    """Queues with consumers of which no message was taken since the agent came, while messages arrived."""
     at, series = second.at, watch.series
-    slots = watch.fresh[(series.last("lag", watch.fresh, at) > 0) & ~(series.last("consumers", watch.fresh, at) == 0)]
+    slots = watch.fresh[(series.last("stuck", watch.fresh, at) > 0) & (series.last("consumers", watch.fresh, at) > 0)]
+    slots = slots[[watch.known_since.get(slot, at) - watch.began < _AT_START_S for slot in slots.tolist()]]
+    if not len(slots):
+        return
     taken, arrived = (series.recent(metric, slots, at, _KNOWN_S) for metric in ("out", "in"))
-    since_s = _KNOWN_S - np.argmax(~np.isnan(taken), axis=1)
     still = (np.nansum(taken, axis=1) == 0) & (np.nansum(arrived, axis=1) > 0) & ~np.isnan(taken).all(axis=1)
-    for slot, lasted_s in zip(slots[still].tolist(), since_s[still].tolist(), strict=True):
-        episode = watch.active.get(watch.place(SYMPTOM.name, slot, UNTAKEN))
+    for slot in slots[still].tolist():
+        episode, lasted_s = watch.active.get(watch.place(SYMPTOM.name, slot, UNTAKEN)), at + 1 - watch.known_since[slot]
         if episode is not None:
             watch.extend(episode, at, float(lasted_s))
         elif _UNTAKEN_S <= lasted_s < _KNOWN_S:
