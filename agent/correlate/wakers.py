@@ -55,16 +55,17 @@ def through_last_waits(rows: np.ndarray, pid: int | None, tids: frozenset[int]) 
     """(a copy of the rows, which of them were changed): a call of one of these threads that another thread of the
     process ended (it let go of a lock) has the end of that thread's own last wait, if that took half of the time. Of
     several threads that woke one another the first one's counts. A lock may be held by a session whose client is idle.
-    Calls that run into their time-out and are made again are one wait.
+    Calls that run into their time-out and are made again are one wait. If the last one did just when others in the same
+    call were woken, it counts as theirs.
     """
-    passed = np.zeros(len(rows), np.bool_)
-    own = (rows["waker_pid"] == pid) & (rows["waker_tid"] > 0) & (rows["kind"] != _SLOW)
-    own &= ~np.isin(rows["syscall"], [*ANY, *REQUESTED])
+    passed, within = np.zeros(len(rows), np.bool_), (rows["kind"] != _SLOW) & (rows["pid"] == pid)
+    within &= ~np.isin(rows["syscall"], [*ANY, *REQUESTED])
+    own = within & (rows["waker_pid"] == pid) & (rows["waker_tid"] > 0)
     calls = rows.copy()
-    for i in np.flatnonzero(own & np.isin(rows["tid"], [*tids])).tolist():
+    for i in np.flatnonzero((own | (within & (rows["waker_pid"] <= 0))) & np.isin(rows["tid"], [*tids])).tolist():
         begun, t_ns = _since(rows, i), int(rows["t_ns"][i])
         calls["duration_ns"][i] = t_ns - begun
-        at, tried = i, {int(rows["tid"][i])}
+        at, tried = i if own[i] else _beside(rows, own, i, begun), {int(rows["tid"][i])}
         while own[at] and int(rows["waker_tid"][at]) not in tried and len(tried) < _CHAIN:
             tried.add(int(rows["waker_tid"][at]))
             soonest = int(rows["t_ns"][at]) - max(int(rows["waker_awake_ns"][at]), 0) - _SOON_NS
@@ -84,6 +85,15 @@ def through_last_waits(rows: np.ndarray, pid: int | None, tids: frozenset[int]) 
             if rows["syscall"][at] in REQUESTED:
                 calls["syscall"][i] = rows["syscall"][at]
     return calls, passed
+
+
+def _beside(rows: np.ndarray, own: np.ndarray, at: int, begun: int) -> int:
+    """A call like that one that ended then, too, and was woken; itself if there is none."""
+    like = own & (rows["syscall"] == rows["syscall"][at]) & (np.abs(rows["t_ns"] - rows["t_ns"][at]) <= _SOON_NS)
+    least = _HELD * (rows["t_ns"][at] - begun)
+    return next(
+        (i for i in np.flatnonzero(like).tolist() if rows["t_ns"][i] - max(begun, _since(rows, i)) >= least), at
+    )
 
 
 def _since(rows: np.ndarray, at: int) -> int:
