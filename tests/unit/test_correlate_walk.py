@@ -169,23 +169,27 @@ def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks
     assert f"postgres pid {HOLDER_PID}" in one["via"]
 
 
-@pytest.mark.parametrize("times_out", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_client_that_is_idle_in_a_transaction_of_a_server_of_many_threads(threads: int, times_out: bool) -> None:
+@pytest.mark.parametrize(
+    ("threads", "times_out", "just_then"),
+    [(1, False, False), (3, False, False), (1, True, False), (3, True, False), (1, True, True)],
+)
+def test_a_client_that_is_idle_in_a_transaction_of_a_server_of_many_threads(
+    threads: int, times_out: bool, just_then: bool
+) -> None:
     """As MariaDB's: a thread for each session; each that got the lock lets the next one go on. A thread may wait again
-    and again for a time (for locks on tables).
+    and again for a time (for locks on tables), and such a time may end just when the lock is free.
     """
     host, own = chain(), {"pid": DB_PID, "comm": b"mariadbd"}
-    futex = {"kind": "waiting", "syscall": b"futex"}
+    futex, nobody = {"kind": "waiting", "syscall": b"futex"}, {"waker_pid": NULL_I64, "waker_tid": NULL_I64}
     for n in range(threads):
         its = {**own, "tid": DB_PID + n}
-        waker = {"waker_pid": DB_PID, "waker_comm": b"mariadbd", "waker_awake_ns": 9 * MS}
-        if times_out:
-            for second in (31, 32):
-                nobody = {"waker_pid": NULL_I64, "waker_tid": NULL_I64}
-                asleep(host, its, second + 0.05 - n / 100, **futex, duration_ns=1000 * MS, **nobody)
+        waker = {"waker_pid": DB_PID, "waker_comm": b"mariadbd", "waker_awake_ns": 9 * MS, "waker_tid": DB_PID + n + 1}
+        for second in (31, 32) if times_out else ():
+            asleep(host, its, second + 0.05 - n / 100, **futex, duration_ns=1000 * MS, **nobody)
         took = (900 if times_out else 2900) * MS
-        asleep(host, its, 32.95 - n / 100, **futex, duration_ns=took, **waker, waker_tid=DB_PID + n + 1)
+        asleep(host, its, 32.95 - n / 100, **futex, duration_ns=took, **(nobody if just_then else waker))
+        if just_then:
+            asleep(host, {**own, "tid": DB_PID + 50}, 32.96, **futex, duration_ns=2800 * MS, **waker)
     client = {"waker_pid": 866, "waker_comm": b"mariadb", "waker_tid": 866}
     its = {**own, "tid": DB_PID + threads, "peer": peer("127.0.0.1", 51515)}
     asleep(host, its, 32.94 - threads / 100, kind="waiting", syscall=b"poll", duration_ns=4200 * MS, **client)
