@@ -17,6 +17,7 @@ from agent.correlate.episode import UNTAKEN, Episode, Verdict
 from agent.correlate.joint_terminations import joint_termination
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
+from agent.correlate.queues import DELIVERED
 from agent.correlate.rows import groups, known
 from agent.correlate.terminations import TRACED, Termination
 from agent.correlate.terminations_over import LESS, after, back, over
@@ -202,6 +203,9 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
     scored_events = _during(episode, view, pids, SECOND, 0.985 * _SURE, _LATE_NS)
     # Clients come and go, and not all of them consume: an orderly end explains nothing.
     scored_events = [scored for scored in scored_events if not scored.termination.orderly]
+    if episode.metric in DELIVERED:  # who had ended before the message was delivered does not hold it
+        since_ns = min(episode.start_ns, episode.end_ns - int(episode.value * SECOND)) - SECOND
+        scored_events = [one for one in scored_events if one.termination.stop or one.termination.from_ns >= since_ns]
     if episode.metric in _UNREAD:
         grown, talks = consumption(episode, view).grown, talks[talks["t_ns"] <= episode.start_ns + SECOND]
         scored_events = [

@@ -15,7 +15,7 @@ from agent.correlate.correlator import Correlator
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
-from tests.unit.correlate_scenarios import PEER, T0, UNTIL, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
 CLIENTS = {**CONSUMERS, b"producer": 504}
@@ -162,6 +162,18 @@ def test_a_consumer_that_another_one_replaces_is_none_of_our_business() -> None:
     host = well(0, 30, idle_consumer=b"worker-1", idle_s=0.1)
     well(30, UNTIL, host, idle_consumer=b"worker-2", idle_s=np.arange(30) + 0.5, consumers=4)
     assert found(host) == []
+
+
+@pytest.mark.parametrize("killed_s", [20.0, 30.2])
+def test_who_had_ended_before_a_message_was_delivered_does_not_hold_it(killed_s: float) -> None:
+    host = well(0, 30)
+    one_stops(host, 30, 40)
+    well(40, UNTIL, host)
+    host.rtt(0, killed_s, to=PEER, pid=77, comm=b"api")
+    its = {"pid": 77, "comm": b"api", "proc_start_ns": START, "kind": "killed", "signal": 9}
+    host.add("process_event", at=killed_s, **its, sender_comm=b"operator")
+    causes = [one["cause"] for one in found(host) if one["symptom"] == "queue_lag"]
+    assert causes == (["process_killed"] if killed_s > 30 else ["consumer_stopped"])
 
 
 def test_all_of_them_stopped_and_all_of_them_slow() -> None:
