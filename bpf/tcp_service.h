@@ -7,8 +7,8 @@
  * tcp_rtt.h), when its state changes, and, while an answer is outstanding, twice a second by the agent, which runs
  * on_tcp_sweep for it (agent/probes/tcp.py). So an answer is seen a little later than it is given, and in ticks.
  * Requests that were read within one gate count as one: all but the last were quick, and the last one's wait is counted
- * from the gate's end, which is at most a gate too little. A
- * connection begins with several requests at once (a login, then a question): its first reads are all sampled. */
+ * from the gate's end, which is at most a gate too little. A connection begins with several requests at once (a login,
+ * then a question), so its first reads are sampled without a gate. */
 
 #define TCP_SERVED_BUCKETS 48
 #define TCP_SERVED_EACH_NS 4000000	/* of a user's processes and ports in an interval of a second */

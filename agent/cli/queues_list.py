@@ -83,6 +83,7 @@ def of_kernel(source: RowSource) -> list[Row]:
     from agent.ask.question import Question
 
     rows = source.rows(Question("socket_queue", latest=("host",), order=("kind", "-queue")))
+    rows = [row for row in rows if row["kind"] != "connection" or row["queue"]]  # at the agent's start there are all
     return sorted(map(_kernel, rows), key=lambda row: (row["system"] or "", -(row["length"] or 0), row["queue"] or ""))
 
 

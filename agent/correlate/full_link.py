@@ -57,6 +57,7 @@ def _full_link(episode: Episode, view: View) -> FullLink | None:
         return None
     packets, device, lost = max(found)
     sends = rows[(rows["kind"] == _CONNECTION) & (rows["t_ns"] >= from_ns) & (rows["pid"] > 0)]
+    sends = sends[sends["send_q_bytes"] > 0]
     top = sends[int(np.argmax(sends["send_q_bytes"]))] if len(sends) else None
     sender = (text(top["comm"]), int(top["pid"]), top["peer"].tobytes()) if top is not None else None
     return FullLink(device, packets, lost, sender, int(top["send_q_bytes"]) if top is not None else 0)

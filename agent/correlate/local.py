@@ -59,6 +59,7 @@ class Servers:
         self._limit, self._age_ns = limit, age_ns
         self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # the one not seen for longest is first
         self._former: dict[tuple[bytes, int, int], deque[tuple[int, Server]]] = {}  # each with when it was last seen
+        self._served: dict[tuple[bytes, int, int], int] = {}  # when it was last seen to serve
         self._netns: dict[tuple[bytes, int], set[int]] = {}
         self._newest_ns = NULL_I64
         self.dropped = 0
@@ -68,7 +69,9 @@ class Servers:
         return len(self._known)
 
     def learn(self, rows: np.ndarray, unused_ns: int = 0) -> None:
-        """Takes rows in time order. unused_ns: they replace only servers that were not seen for so long."""
+        """Takes rows in time order. unused_ns: of listeners, which replace only processes that have not served for
+        so long.
+        """
         rows = pick(rows, (rows["pid"] > 0) & (rows["sport"] > 0))[::-1]  # the last one of each comes first
         if not len(rows):
             return
@@ -77,9 +80,11 @@ class Servers:
             rows, first, "t_ns", "netns", "saddr", "sport", "comm", "pid"
         ):
             server = text(comm), pid
-            before = self._known.get((address, port, netns))
-            if before is not None and before[1] != server and t_ns - before[0] < unused_ns:
+            key, before = (address, port, netns), self._known.get((address, port, netns))
+            if before is not None and before[1] != server and t_ns - self._served.get(key, NULL_I64) < unused_ns:
                 continue
+            if not unused_ns:
+                self._served[key] = t_ns
             self._known.pop((address, port, netns), None)
             if before is None or before[1] != server:
                 self.version += 1
@@ -103,6 +108,7 @@ class Servers:
             self.version += 1
             del self._known[key]
             self._former.pop(key, None)
+            self._served.pop(key, None)
             there = self._netns[address, port]
             there.discard(netns)
             if not there:

@@ -132,10 +132,10 @@ def _inside(
     rows = view.own(view.during("slow_syscall", episode, LEAD_NS if asked else SECOND), episode)
     rows = until(rows, int(requests["t_ns"].max(initial=0)))
     within_program = rows[blamed(rows) == episode.pid]
-    passed = np.zeros(len(rows), np.bool_)
     if episode.tids:
         rows = of_threads(rows, episode.tids, episode.pid)
-    elif asked and readers:
+    passed = np.zeros(len(rows), np.bool_)
+    if not episode.tids and asked and readers:
         rows, passed = through_last_waits(rows, episode.pid, frozenset(readers))
     rows, last, passed = _ended(requests, rows, passed, episode, view)
     i, j = inside(requests, rows)

@@ -36,7 +36,6 @@ LEAD_NS = 200_000_000
 _CALLEES = 8  # servers of one process that are followed
 _STORMS = 16
 _BROKERS = 128  # and as many clients of them
-_OLDER = 4096  # connections
 _CHILDREN_NS = 30 * SECOND  # they have rows at least so often
 _UNUSED_NS = 10 * SECOND  # the listening process is not the one that serves, if it has workers
 _LONG_NS = 50_000_000  # that these spent in calls of one kind in a second
@@ -81,7 +80,7 @@ class View:
         self._consumers: dict[int, None] = {}  # their clients, and children of these, the last ones
         self._listeners: dict[int, None] = {}  # processes for which connections waited, the last ones
         self._children: dict[tuple[int, int], tuple[str, int]] = {}  # (client or listener, child): comm, last seen
-        self._older: list[np.ndarray] = []  # rows of connections to servers that are older than the agent
+        self._older: np.ndarray | None = None  # rows of connections to servers that are older than the agent
         self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
@@ -193,8 +192,7 @@ class View:
 
     def older_clients(self, server: bytes) -> np.ndarray:
         """Rows of ``socket_queue``: connections of processes to that server that are older than the agent."""
-        rows = np.concatenate(self._older) if self._older else np.empty(0, self._forms["socket_queue"])
-        return to_peer(rows, server)
+        return to_peer(self._older if self._older is not None else np.empty(0, self._forms["socket_queue"]), server)
 
     def _learn(
         self,
@@ -215,9 +213,9 @@ class View:
         if queues is not None:
             waits = (queues["kind"] == _ACCEPT) & (queues["queue"] > 0) & (queues["pid"] > 0)
             _note(self._listeners, np.unique(queues["pid"][waits]).tolist())
-            older = (queues["kind"] == _CONNECTION) & (queues["queue"] == 0) & (queues["pid"] > 0)
-            if older.any() and sum(map(len, self._older)) < _OLDER:
-                self._older.append(pick(queues, older))
+            if self._older is None and len(queues):  # the first poll
+                older = (queues["t_ns"] == queues["t_ns"].min()) & (queues["kind"] == _CONNECTION) & (queues["pid"] > 0)
+                self._older = pick(queues, older)
         if uses is not None and (self._consumers or self._listeners):
             works = among(uses["parent_pid"], self._consumers)
             _note(self._consumers, uses["pid"][works].tolist())

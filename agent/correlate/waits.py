@@ -43,7 +43,7 @@ CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
 #: ... of calls on files: the holder of the lock, the disk, the bytes written; and who ended the wait.
 ON_FILES = (
     *("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen"),
-    *("waker_pid", "waker_comm", "waker_tid"),
+    *("waker_pid", "waker_comm", "waker_tid", "waker_awake_ns"),
 )
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
 SYSCALLS = {

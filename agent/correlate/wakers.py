@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.correlate.calls import SO_FAR
+from agent.correlate.local import is_loopback
 from agent.correlate.rows import groups
 from agent.tables import TABLES
 
@@ -18,6 +20,8 @@ _THREADS = 4  # of one program that wait for each other
 #: Threads that wait for one lock in turn; of a wait, from which the last wait of who ended it counts.
 _CHAIN, _HELD = 16, 0.5
 _AGAIN_NS = 10_000_000  # from a time-out to the next call
+_CALLS = 64  # of one process, the longest ones
+_LONG_NS = 50_000_000  # shorter waits do not end the time that a thread was awake
 _SOON_NS = 50_000_000  # from one thread's wake-up to the next one's
 
 
@@ -55,57 +59,67 @@ def through_last_waits(rows: np.ndarray, pid: int | None, tids: frozenset[int]) 
     """(a copy of the rows, which of them were changed): a call of one of these threads that another thread of the
     process ended (it let go of a lock) has the end of that thread's own last wait, if that took half of the time. Of
     several threads that woke one another the first one's counts. A lock may be held by a session whose client is idle.
+
     Calls that run into their time-out and are made again are one wait. If the last one did just when others in the same
-    call were woken, it counts as theirs.
+    call were woken, it counts as theirs. A thread that last waited for any of several events handed out work.
     """
-    passed, within = np.zeros(len(rows), np.bool_), (rows["kind"] != _SLOW) & (rows["pid"] == pid)
-    within &= ~np.isin(rows["syscall"], [*ANY, *REQUESTED])
-    own = within & (rows["waker_pid"] == pid) & (rows["waker_tid"] > 0)
-    calls = rows.copy()
-    for i in np.flatnonzero((own | (within & (rows["waker_pid"] <= 0))) & np.isin(rows["tid"], [*tids])).tolist():
-        begun, t_ns = _since(rows, i), int(rows["t_ns"][i])
-        calls["duration_ns"][i] = t_ns - begun
-        at, tried = i if own[i] else _beside(rows, own, i, begun), {int(rows["tid"][i])}
+    passed, by, begun = np.zeros(len(rows), np.bool_), blamed(rows), _begun(rows)
+    over = (rows["pid"] == pid) & (rows["basis"] != SO_FAR)
+    sleeps = over & (rows["kind"] != _SLOW) & ~np.isin(rows["syscall"], [*ANY, *REQUESTED])
+    own, calls = sleeps & (rows["waker_pid"] == pid) & (rows["waker_tid"] > 0), rows.copy()
+    again = sleeps & (rows["waker_pid"] <= 0) & (begun < rows["t_ns"] - rows["duration_ns"])
+    last = over & (rows["duration_ns"] >= _LONG_NS)  # as in waker_awake_ns
+    candidates = np.flatnonzero((own | again) & np.isin(rows["tid"], [*tids]))
+    longest = np.argsort(begun[candidates] - rows["t_ns"][candidates], kind="stable")[:_CALLS]
+    for i in candidates[longest].tolist():
+        t_ns, half_ns = int(rows["t_ns"][i]), _HELD * (int(rows["t_ns"][i]) - int(begun[i]))
+        long = rows["t_ns"] - np.maximum(begun, begun[i]) >= half_ns
+        at, tried = i, {int(rows["tid"][i])}
+        if not own[i]:
+            like = own & long & (rows["syscall"] == rows["syscall"][i]) & (np.abs(rows["t_ns"] - t_ns) <= _SOON_NS)
+            at = int(np.argmax(like)) if like.any() else i
         while own[at] and int(rows["waker_tid"][at]) not in tried and len(tried) < _CHAIN:
             tried.add(int(rows["waker_tid"][at]))
-            soonest = int(rows["t_ns"][at]) - max(int(rows["waker_awake_ns"][at]), 0) - _SOON_NS
-            near = (
-                (rows["tid"] == rows["waker_tid"][at]) & (rows["t_ns"] <= rows["t_ns"][at]) & (rows["t_ns"] >= soonest)
-            )
-            if not near.any():
+            until_ns = int(rows["t_ns"][at])
+            near = last & (rows["tid"] == rows["waker_tid"][at]) & (rows["t_ns"] <= until_ns)
+            near &= rows["t_ns"] >= until_ns - max(int(rows["waker_awake_ns"][at]), 0) - _SOON_NS
+            newest = int(np.argmax(np.where(near, rows["t_ns"], -1)))
+            if not near[newest] or not long[newest]:
                 break
-            last = int(np.flatnonzero(near)[np.argmax(rows["t_ns"][near])])
-            if rows["t_ns"][last] - max(begun, _since(rows, last)) < _HELD * (t_ns - begun):
-                break
-            at = last
-        if at != i and (rows["waker_pid"][at] > 0 or rows["syscall"][at] in REQUESTED) and not own[at]:
+            at = newest
+        asked = rows["syscall"][at] in REQUESTED
+        if at != i and not own[at] and (asked or by[at] > 0) and _tells(rows, at):
             passed[i] = True
-            for name in ("waker_pid", "waker_comm", "waker_tid"):
+            calls["duration_ns"][i] = t_ns - begun[i]
+            for name in ("waker_pid", "waker_comm", "waker_tid", "holder_pid", "holder_comm", "file"):
                 calls[name][i] = rows[name][at]
-            if rows["syscall"][at] in REQUESTED:
+            if asked:
                 calls["syscall"][i] = rows["syscall"][at]
     return calls, passed
 
 
-def _beside(rows: np.ndarray, own: np.ndarray, at: int, begun: int) -> int:
-    """A call like that one that ended then, too, and was woken; itself if there is none."""
-    like = own & (rows["syscall"] == rows["syscall"][at]) & (np.abs(rows["t_ns"] - rows["t_ns"][at]) <= _SOON_NS)
-    least = _HELD * (rows["t_ns"][at] - begun)
-    return next(
-        (i for i in np.flatnonzero(like).tolist() if rows["t_ns"][i] - max(begun, _since(rows, i)) >= least), at
-    )
+def _tells(rows: np.ndarray, at: int) -> bool:
+    """Whether the process that ended that wait is known: on this host, and by a call that waits for it alone."""
+    peer = rows["peer"][at].tobytes()
+    return is_loopback(peer) if any(peer) else rows["syscall"][at] not in ANY
 
 
-def _since(rows: np.ndarray, at: int) -> int:
-    """When that call began, or the first of those that its thread made before, each until a time-out."""
-    begun = int(rows["t_ns"][at] - rows["duration_ns"][at])
-    same = (rows["tid"] == rows["tid"][at]) & (rows["syscall"] == rows["syscall"][at]) & (rows["waker_pid"] <= 0)
-    same &= rows["t_ns"] <= begun
-    for t_ns, took in sorted(zip(rows["t_ns"][same].tolist(), rows["duration_ns"][same].tolist(), strict=True))[::-1]:
-        if begun - t_ns > _AGAIN_NS:
-            break
-        begun = t_ns - took
-    return begun
+def _begun(rows: np.ndarray) -> np.ndarray:
+    """When each call began, or the first of those that its thread made just before, each of which no process ended."""
+    begun = rows["t_ns"] - rows["duration_ns"]
+    if not len(rows):
+        return np.asarray(begun)
+    order = np.lexsort((rows["t_ns"], np.unique(rows["syscall"], return_inverse=True)[1], rows["tid"]))
+    its = rows[order]
+    goes_on = np.zeros(len(rows), np.bool_)
+    goes_on[1:] = (its["tid"][1:] == its["tid"][:-1]) & (its["syscall"][1:] == its["syscall"][:-1])
+    goes_on[1:] &= (its["waker_pid"][:-1] <= 0) & (its["basis"][:-1] != SO_FAR)
+    gap_ns = begun[order][1:] - its["t_ns"][:-1]
+    goes_on[1:] &= (gap_ns >= 0) & (gap_ns <= _AGAIN_NS)
+    first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(rows))))
+    out = np.empty_like(begun)
+    out[order] = begun[order][first]
+    return np.asarray(out)
 
 
 def through_threads(rows: np.ndarray) -> np.ndarray:

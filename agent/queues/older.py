@@ -28,8 +28,8 @@ class OlderSockets:
     and owns none that a service holds.
 
     Call as root when the BPF programs run already: they record later sockets. The walk ends after ``limit_s``; a log
-    message says that the remaining sockets have no process, and shared ones have none. Raises OSError where the kernel
-    refuses to list sockets.
+    message says that the remaining sockets have no process. Those that several were seen to hold have none then.
+    Raises OSError where the kernel refuses to list sockets.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:

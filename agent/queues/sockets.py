@@ -138,7 +138,7 @@ class SocketQueues:
         rows["queue"] = rows["recv_q_bytes"] = rows["send_q_bytes"] = 0
         self._older.name(rows)
         self._older = None
-        return rows
+        return np.asarray(rows[rows["pid"] != NULL_I64])
 
     def close(self) -> None:
         """Nothing is kept open between polls."""

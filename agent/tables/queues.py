@@ -179,7 +179,8 @@ DECLARED = (
     table(
         "socket_queue",
         "one kernel queue at one poll. Rows exist for the 256 listeners with the longest queues and"
-        " for the 32 connections with the most unread or unsent data",
+        " for the 32 connections with the most unread or unsent data; at the agent's start also for those of clients"
+        " that are older",
         *PROC,
         *SOCK,
         enum("kind", "accept connection qdisc", "which queue"),

@@ -163,6 +163,7 @@ def test_a_client_that_is_idle_in_a_transaction_holds_up_who_waits_for_its_locks
     its = {"pid": HOLDER_PID, "tid": HOLDER_PID, "comm": b"postgres", "peer": peer_of}
     psql = {"waker_pid": 866, "waker_comm": b"psql", "waker_tid": 866}
     asleep(host, its, 32.94, **{**LATCH, "duration_ns": 4200 * MS}, **psql)
+    asleep(host, {**its, "tid": 1}, 32.94, kind="waiting", syscall=b"futex")  # another thread of it
     host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"psql", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
     (one,) = found(host)
     assert (one["cause"], one["culprit_pid"]) == ("process_wait", 866), one["sentence"]
@@ -199,12 +200,27 @@ def test_a_client_that_is_idle_in_a_transaction_of_a_server_of_many_threads(
 
 
 def test_threads_that_get_work_from_clients_wait_for_no_lock() -> None:
-    """A thread of a pool that took another request: the one that hands out work gave it that, when a client sent it."""
+    """A thread that has read a late request waits for work: the one that hands it out did so when a client asked."""
     host, own = chain(), {"pid": DB_PID, "comm": b"mariadbd"}
     waker = {"waker_pid": DB_PID, "waker_comm": b"mariadbd", "waker_tid": DB_PID + 9, "waker_awake_ns": 1 * MS}
-    asleep(host, {**own, "tid": DB_PID + 1}, 32.95, kind="waiting", syscall=b"futex", duration_ns=2900 * MS, **waker)
+    asleep(host, {**own, "tid": DB_PID}, 32.95, kind="waiting", syscall=b"futex", duration_ns=2900 * MS, **waker)
     client = {"waker_pid": 866, "waker_comm": b"mariadb", "waker_tid": 866, "duration_ns": 2800 * MS}
-    asleep(host, {**own, "tid": DB_PID + 9}, 32.949, kind="waiting", syscall=b"poll", **client)
+    asleep(host, {**own, "tid": DB_PID + 9}, 32.949, kind="waiting", syscall=b"epoll_wait", **client)
+    host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"mariadb", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
+    assert 866 not in [one["culprit_pid"] for one in found(host)]
+
+
+@pytest.mark.parametrize("basis", ["blocked", "so_far"])
+def test_a_thread_that_sleeps_for_a_time_waits_for_no_other_one(basis: str) -> None:
+    """Though one is woken just then; or that has not been woken yet."""
+    host, own = chain(), {"pid": DB_PID, "comm": b"java"}
+    waker = {"waker_pid": DB_PID, "waker_comm": b"java", "waker_tid": DB_PID + 9, "waker_awake_ns": 1 * MS}
+    futex = {"kind": "waiting", "syscall": b"futex", "duration_ns": 2900 * MS}
+    asleep(host, {**own, "tid": DB_PID}, 32.95, **futex, waker_pid=NULL_I64, waker_tid=NULL_I64, basis=basis)
+    asleep(host, {**own, "tid": DB_PID + 1}, 32.95, **futex, **waker)
+    client = {"waker_pid": 866, "waker_comm": b"mariadb", "waker_tid": 866, "duration_ns": 2800 * MS}
+    its = {"kind": "waiting", "syscall": b"recvfrom", "peer": peer("127.0.0.1", 51515)}
+    asleep(host, {**own, "tid": DB_PID + 9}, 32.949, **its, **client)
     host.add("tcp_rtt", at=[20, 25], pid=866, comm=b"mariadb", netns=1, role="client", peer=DB, rtt=(1, 50, 50, 50))
     assert 866 not in [one["culprit_pid"] for one in found(host)]
 

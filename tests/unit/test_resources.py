@@ -21,7 +21,7 @@ from agent.common.address import peer_of
 from agent.kernel.spaces import spaces
 from agent.resources import cgroups
 from agent.resources.cgroups import Group, Mounts
-from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched
+from agent.resources.resource_source import AGAIN_NS, POLL_NS, WORKS_NS, Resources, Watched
 from agent.resources.spaces import Space, Spaces
 from agent.tables import TABLES
 
@@ -203,6 +203,9 @@ def test_the_children_of_a_server_for_which_connections_wait_are_watched(child: 
     list(polled(make("socket_queue", 2, queue=np.array([3, 0]), **server), AGAIN_NS))
     list(polled.drain(2 * AGAIN_NS))
     assert child.pid in {key[0] for key in polled.watched}
+    seen_ns = next(one.seen_ns for one in polled.watched.values() if one.pid == child.pid)
+    list(polled.drain(3 * AGAIN_NS + WORKS_NS))
+    assert next(one.seen_ns for one in polled.watched.values() if one.pid == child.pid) == seen_ns
 
 
 def test_only_so_many_are_watched() -> None:
