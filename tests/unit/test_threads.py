@@ -31,8 +31,10 @@ def contained(threads: int) -> Iterator[int]:
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", _MANY, str(threads - 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as inside:
         assert inside.stdout is not None and inside.stdout.readline() == b"ready\n"
-        yield int(Path(f"/proc/{inside.pid}/task/{inside.pid}/children").read_text())
-        inside.kill()
+        try:
+            yield int(Path(f"/proc/{inside.pid}/task/{inside.pid}/children").read_text())
+        finally:
+            inside.kill()
 
 
 def test_a_process_with_many_threads_holds_nobody_up() -> None:
