@@ -104,12 +104,18 @@ def _assertions(wire: Wire, probe: Probe) -> str:
         ) from error
 
 
+def on_the_host() -> bool:
+    """Whether this process is in the host's PID namespace. In another one, what threads wait for since before the
+    agent's start is not seen.
+    """
+    return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
+
+
 def _pid_namespace() -> list[str]:
     """Compiler flags that make the programs use this PID namespace's process numbers, if it is not the host's
     (include/linux/proc_ns.h).
     """
-    inode = os.stat("/proc/self/ns/pid").st_ino
-    return [] if inode == _HOST_PID_NAMESPACE else [f"-DPIDNS_INUM={inode}u"]
+    return [] if on_the_host() else [f"-DPIDNS_INUM={os.stat('/proc/self/ns/pid').st_ino}u"]
 
 
 def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: str) -> tuple[dict[str, object], Wire]:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent.correlate.words import peer
+from agent.kernel.loaded_families import on_the_host
 from agent.probes import syscalls
 from tests.kernel.test_syscalls import BLOCKED, SO_FAR, Family
 from tests.patience import COARSE, PATIENCE, until
@@ -163,6 +164,8 @@ def test_a_call_that_goes_on_is_reported_with_what_it_waits_for(
     """A lock, a connection, a time; not a wait for any of several events. At its end the whole call is a row. older:
     than the programs.
     """
+    if older and not on_the_host():
+        pytest.skip("in a PID namespace, threads that wait since before are not seen")
     family = None if older else Family(attach)
     with (
         holding(call=call, file=file) as holder,
