@@ -61,7 +61,8 @@ BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT
 BPF_F_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS, ON_DEMAND);
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
 BPF_F_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS, ON_DEMAND);
-BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);	/* tid UNKNOWN32: several processes use it; pid is then that of their parent, or UNKNOWN32 */
+/* tid UNKNOWN32: several processes use it; pid is then that of the one that started them, or UNKNOWN32. */
+BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 4096);
 
 /* A user's shares (over_share in tickscope.h). Of places, TCP_SOCKETS of the probe's options, those of a user. */
 #define TCP_SOCKETS_EACH_NS 3600000000000ull

@@ -119,26 +119,10 @@ class SocketQueues:
         rows = np.concatenate(batches)
         self._empty = None if backlog.any() or rows["queue"].any() else rows
         if self._older is not None:
-            rows = np.concatenate([rows, self._of_older(sockets, cgroups, backed_up, listening)])
+            others = np.delete(np.arange(len(sockets)), backed_up)
+            rows = np.concatenate([rows, _of_older(self._older, sockets[others], cgroups[others])])
+            self._older = None
         return rows
-
-    def _of_older(
-        self,
-        sockets: np.ndarray,
-        cgroups: npt.NDArray[np.int64],
-        backed_up: npt.NDArray[np.int64],
-        listening: npt.NDArray[np.bool_],
-    ) -> np.ndarray:
-        assert self._older is not None
-        known = np.isin(sockets["cookie"], self._older.cookies)
-        known &= ~np.isin(sockets["sport"], sockets["sport"][listening])
-        known[backed_up] = False
-        some = np.flatnonzero(known & (sockets["state"] == ESTABLISHED))[:MOST_OLDER]
-        rows = _between(sockets[some], cgroups[some], sockets["sport"][listening])
-        rows["queue"] = rows["recv_q_bytes"] = rows["send_q_bytes"] = 0
-        self._older.name(rows)
-        self._older = None
-        return np.asarray(rows[rows["pid"] != NULL_I64])
 
     def close(self) -> None:
         """Nothing is kept open between polls."""
@@ -168,6 +152,17 @@ class SocketQueues:
         rows["acked_bytes"] = np.where(moved[:, 0] < 0, NULL_I64, moved[:, 0])
         rows["shut_ns"] = np.where(moved[:, 1] < 0, NULL_I64, moved[:, 1] * 1000)
         return rows
+
+
+def _of_older(older: OlderSockets, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.ndarray:
+    """Rows of the connections to servers among these sockets that are older than the agent."""
+    listening = sockets["sport"][sockets["state"] == LISTEN]
+    clients = (sockets["state"] == ESTABLISHED) & ~np.isin(sockets["sport"], listening)
+    some = np.flatnonzero(clients & np.isin(sockets["cookie"], older.cookies))[:MOST_OLDER]
+    rows = _between(sockets[some], cgroups[some], listening)
+    rows["queue"] = rows["recv_q_bytes"] = rows["send_q_bytes"] = 0
+    older.name(rows)
+    return np.asarray(rows[rows["pid"] != NULL_I64])
 
 
 def _between(sockets: np.ndarray, cgroups: npt.NDArray[np.int64], listening: npt.NDArray[np.int64]) -> np.ndarray:
